@@ -1,0 +1,1 @@
+"""NVIDIA CUDA devices as a polyscale accelerator."""

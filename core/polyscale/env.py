@@ -1,0 +1,68 @@
+"""The only file of core that reads the environment."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+ACCELERATOR = "POLYSCALE_ACCELERATOR"
+TIMEOUT = "POLYSCALE_TIMEOUT"
+HEARTBEAT = "POLYSCALE_HEARTBEAT"
+DEFAULT_TIMEOUT_S = 600.0
+DEFAULT_HEARTBEAT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the launcher told this process (torchrun's names)."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+
+    @property
+    def launched(self) -> bool:
+        """Whether there is a rendezvous to join."""
+        return "MASTER_ADDR" in os.environ and "RANK" in os.environ
+
+
+def launch() -> Launch:
+    """Read rank and world from the environment; a plain ``python script.py`` is a world of 1."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    return Launch(
+        rank=int(os.environ.get("RANK", "0")),
+        world_size=world,
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", str(world))),
+    )
+
+
+def accelerator_override() -> str | None:
+    """Accelerator named by ``POLYSCALE_ACCELERATOR``, which wins over the configuration."""
+    return os.environ.get(ACCELERATOR) or None
+
+
+def timeout_s() -> float:
+    """Seconds that ranks wait for one another (``POLYSCALE_TIMEOUT``)."""
+    return _positive(TIMEOUT, DEFAULT_TIMEOUT_S)
+
+
+def heartbeat_s() -> float:
+    """Seconds without a sign of life after which a rank on another host counts as dead (``POLYSCALE_HEARTBEAT``)."""
+    return _positive(HEARTBEAT, DEFAULT_HEARTBEAT_S)
+
+
+def _positive(name: str, default: float) -> float:
+    text = os.environ.get(name)
+    if not text:
+        return default
+    from polyscale.errors import ConfigError
+
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if value <= 0:
+        raise ConfigError(f"{name}={text!r}", why="it must be a positive number of seconds", fix=f"Unset it for {default:g}")
+    return value

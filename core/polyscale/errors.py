@@ -1,0 +1,61 @@
+"""Errors that tell a user what was given, why it cannot work, and what to do instead.
+
+Notable: the three parts are attributes, so a command line, a notebook and a log can each lay them out; ``str()`` joins
+them into sentences. Anything that a user can cause is one of these; ``assert`` is kept for our own invariants.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PolyscaleError(Exception):
+    """Base of all errors that polyscale raises on purpose.
+
+    Args:
+        given: what was given, with its value ("train_batch_size 7").
+        why: why that cannot work.
+        fix: what is valid, or the command to run.
+    """
+
+    def __init__(self, given: str, *, why: str = "", fix: str = "") -> None:
+        self.given = given
+        self.why = why
+        self.fix = fix
+        super().__init__(given, why, fix)
+
+    def __str__(self) -> str:
+        return " ".join(_sentence(part) for part in (self.given, self.why, self.fix) if part)
+
+
+class ConfigError(PolyscaleError):
+    """The configuration cannot be used."""
+
+
+class PluginError(PolyscaleError):
+    """A plugin is missing, broken, ambiguous, or of another interface version."""
+
+
+class UnsupportedError(PolyscaleError):
+    """A real request that this backend or device cannot do, and says so before anything is allocated."""
+
+
+class CheckpointError(PolyscaleError):
+    """A checkpoint cannot be written, read, or does not belong to this model."""
+
+
+class RankError(PolyscaleError):
+    """Ranks disagree, or a rank is missing, failed, or did not come in time."""
+
+
+def nearest(name: str, valid: Iterable[str]) -> str | None:
+    """Return the entry of ``valid`` closest in spelling to ``name``, or None when nothing is close."""
+    by_lower = {entry.lower(): entry for entry in valid}
+    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else None
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return text if text.endswith((".", "!", "?", ":")) else text + "."

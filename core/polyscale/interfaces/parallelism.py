@@ -1,0 +1,104 @@
+"""Parallelism: spreads a model over ranks.
+
+Model-parallel plugins (``role = "model"``) act first and may replace modules or parameters; then exactly one
+data-parallel plugin (``role = "data"``) shards or replicates what is left and returns the store and the gradient
+synchroniser that the engine works with. The engine holds a list of parts from the first day: pipeline stages have
+several per rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from polyscale.config import Config
+    from polyscale.interfaces.accelerator import Accelerator
+    from polyscale.interfaces.communication import Communication
+    from polyscale.interfaces.precision import PrecisionPolicy
+    from polyscale.parameters.store import ParameterStore
+    from polyscale.topology import Topology
+
+
+@dataclass(frozen=True)
+class Part:
+    """A module that this rank runs, and the prefix of its parameters' names in the whole model ("" for all of it)."""
+
+    module: nn.Module
+    prefix: str = ""
+
+
+@dataclass(frozen=True)
+class ParallelContext:
+    """What a plugin may use to apply itself."""
+
+    config: Config
+    topology: Topology
+    accelerator: Accelerator
+    communication: Communication
+    precision: PrecisionPolicy
+    device: torch.device
+
+
+@dataclass
+class Applied:
+    """What a model-parallel plugin did.
+
+    Attributes:
+        parts: what the next plugin, or the engine, works with.
+        replaced: old parameter -> new parameter, for optimizers made before.
+        close: undoes hooks and frees what was made; called once.
+    """
+
+    parts: list[Part]
+    replaced: dict[nn.Parameter, nn.Parameter] = field(default_factory=dict)
+    close: Callable[[], None] = lambda: None
+
+
+@dataclass
+class DataParallelApplied(Applied):
+    """What a data-parallel plugin did: the store of parameters, and the synchroniser of gradients."""
+
+    store: ParameterStore = None  # type: ignore[assignment]
+    gradients: GradientSynchronizer = None  # type: ignore[assignment]
+
+
+class GradientSynchronizer(Protocol):
+    """Turns the gradients of backwards into reduced gradients of the optimizer's parameters.
+
+    A micro-step holds any number of backwards, which add. Gradients are sums over ranks: no division happens here.
+    """
+
+    def before_backward(self, *, last: bool, hold: bool) -> None:
+        """A backward is about to run: ``last`` micro-step of the accumulation; ``hold``: do not communicate."""
+    def after_backward(self) -> None:
+        """The backward has ended; ranks have called the same sequence of collectives."""
+    def finish(self) -> None:
+        """Reduce what is pending and wait; afterwards ``store.local(name, "gradient")`` is the sum over ranks, or
+        None for a parameter that had no gradient on any rank."""
+    def clear(self) -> None:
+        """Drop all gradients, pending ones too (after an update, or a skipped one)."""
+
+
+@runtime_checkable
+class Parallelism(Protocol):
+    """A way to spread a model.
+
+    Attributes:
+        name: the plugin's name ("fsdp2").
+        role: "model" or "data".
+        stages: ZeRO stages that a data-parallel plugin implements.
+        honours: dotted configuration keys that it reads, beyond those that core reads itself.
+    """
+
+    name: str
+    role: Literal["model", "data"]
+    stages: tuple[int, ...]
+    honours: frozenset[str]
+
+    def apply(self, parts: list[Part], context: ParallelContext) -> Applied:
+        """Spread ``parts``. Collective; a data-parallel plugin returns :class:`DataParallelApplied`."""

@@ -1,0 +1,57 @@
+"""ParameterStore: whole parameters, gradients and optimizer state by name, whatever shards them.
+
+Checkpoints, export, LAMB's norms, Muon's matrices, LoRA and the DeepSpeed drop-in stand on it. Every call except
+``local``, ``fragments`` and ``infos`` is collective: all ranks call it, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from polyscale.interfaces.checkpoint import Box
+    from polyscale.interfaces.optimizer import Granularity
+    from polyscale.parameters.info import ParamInfo
+
+
+class ParameterStore(Protocol):
+    """What every data-parallel plugin implements (most of it by ``ShardedStore``).
+
+    ``kind`` is "parameter" (the master value), "gradient" (the reduced sum; None where there is none), or the name of
+    an optimizer state ("exp_avg"). Names may be any of a tied parameter's names.
+    """
+
+    infos: Mapping[str, ParamInfo]
+
+    def optimizer_parameter(self, fqn: str, granularity: Granularity) -> torch.nn.Parameter:
+        """What an optimizer of ``granularity`` updates for this parameter; the same object at each call."""
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Tell the store which optimizer holds the states."""
+    def local(self, fqn: str, kind: str = "parameter") -> torch.Tensor | None:
+        """This rank's memory of it (a view; possibly empty)."""
+    def fragments(self, fqn: str, local: torch.Tensor) -> tuple[Box, ...]:
+        """Cut ``local`` (shaped like ``self.local(fqn)``) into boxes of the logical tensor."""
+    def assemble(self, fqn: str, local: torch.Tensor) -> torch.Tensor:
+        """Return the full tensor of which each rank gives its ``local`` part. Collective."""
+    def extract(self, fqn: str, full: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of ``full`` (shaped like ``self.local(fqn)``). Not collective."""
+    def written(self, names: Iterable[str] | None = None) -> None:
+        """Masters were changed in place: bring what the model computes with up to date (None: all)."""
+    def gathered(
+        self, params: Iterable[str | torch.nn.Parameter], modify: bool = False
+    ) -> AbstractContextManager[dict[str, torch.Tensor]]:
+        """Give the module whole parameters for a while, and yield them by name.
+
+        With ``modify=True`` rank 0's values are broadcast at exit and kept. Without it any write, through ``.data``
+        too, is found by a checksum and is an error at exit, at every stage.
+        """
+    def get_full(self, fqn: str, kind: str = "parameter") -> torch.Tensor | None:
+        """The whole tensor, on every rank (a copy)."""
+    def set_full(self, fqn: str, value: torch.Tensor, kind: str = "parameter") -> None:
+        """Set the whole tensor; every rank gives the same ``value``."""
+    def iter_full(self, kind: str = "parameter") -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (name, whole tensor) one at a time on every rank, each tied name included."""

@@ -1,0 +1,1 @@
+"""What torch itself gives, as polyscale plugins of every kind."""

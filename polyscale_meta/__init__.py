@@ -1,0 +1,1 @@
+"""The polyscale metapackage; everything is in the members it requires."""
