@@ -53,6 +53,21 @@ def heartbeat_s() -> float:
     return _positive(HEARTBEAT, DEFAULT_HEARTBEAT_S)
 
 
+def local_rank(rank: int) -> int:
+    """Number of this rank on its host; without a launcher that says so, ``rank`` itself (one host)."""
+    return int(os.environ.get("LOCAL_RANK", str(rank)))
+
+
+def master_address() -> str:
+    """Host of the rendezvous (``MASTER_ADDR``), or ""."""
+    return os.environ.get("MASTER_ADDR", "")
+
+
+def gloo_interface(default: str) -> str:
+    """Network interface that gloo uses; ``default`` is set for this process unless the user has named one."""
+    return os.environ.setdefault("GLOO_SOCKET_IFNAME", default)
+
+
 def _positive(name: str, default: float) -> float:
     text = os.environ.get(name)
     if not text:

@@ -1,0 +1,1 @@
+"""Between ranks: the process group, agreement through the store, and the watchdog."""

@@ -1,0 +1,196 @@
+"""Control: agreement between ranks through the store, with a timeout, never through a collective.
+
+Notable: a collective that one rank does not join waits until the process group gives up and then says nothing useful;
+here every rank writes its value under a key, rank 0 compares them and publishes one verdict, and who did not come is
+named. Each call is 3 to 4 store requests per rank. A name is used in step by all ranks: the n-th call of a name on one
+rank meets the n-th call on the others. Waiting polls, because a blocking wait would lock the store's connection.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from polyscale import env
+from polyscale.errors import RankError
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+# Rank 0 gives its verdict at the timeout; the others wait a little longer for it.
+_VERDICT_EXTRA_S = 5.0
+_POLL_FIRST_S = 0.0005
+_POLL_MOST_S = 0.05
+_SHOWN = 200
+
+
+class Control:
+    """What ranks tell one another.
+
+    Attributes:
+        store: a c10d store in polyscale's own namespace.
+        rank: this rank.
+        world_size: number of ranks.
+        timeout_s: seconds that ranks wait for one another.
+    """
+
+    def __init__(self, store: Store, rank: int, world_size: int, *, timeout_s: float | None = None) -> None:
+        self.store = store
+        self.rank = rank
+        self.world_size = world_size
+        self.timeout_s = env.timeout_s() if timeout_s is None else timeout_s
+        self._calls: dict[str, int] = {}
+
+    def agree(self, name: str, value: Any, *, what: str) -> None:
+        """Check that every rank gives an equal ``value`` (compared as JSON).
+
+        Args:
+            name: which agreement this is; all ranks use the same.
+            value: what must be equal; JSON-able.
+            what: the value in words, for the error ("configuration").
+
+        Raises:
+            RankError: on every rank, when two values differ (names both ranks and values) or a rank does not come.
+        """
+        values = self._exchange(name, value, what=what)
+        first = json.dumps(values[0], sort_keys=True)
+        for rank, other in enumerate(values):
+            if json.dumps(other, sort_keys=True) != first:
+                raise _different(what, values[0], other, rank)
+
+    def share(self, name: str, value: Any, *, what: str = "") -> list[Any]:
+        """Return the ``value`` of every rank, in rank order, after a trip through JSON.
+
+        Raises:
+            RankError: a rank does not come in time.
+        """
+        return self._exchange(name, value, what=what or name)
+
+    def decide(self, name: str, value: Any, *, what: str = "") -> Any:
+        """Return rank 0's ``value`` on every rank, after a trip through JSON; the others' is not looked at.
+
+        Raises:
+            RankError: rank 0 does not come in time.
+        """
+        text = json.dumps(value if self.rank == 0 else None)
+        if self.world_size == 1:
+            return json.loads(text)
+        key = self._key("decide", name)
+        if self.rank == 0:
+            self._call(self.store.set, f"{key}/verdict", text)
+            return json.loads(text)
+        if not self._wait([f"{key}/verdict"], self.timeout_s):
+            raise self._missing(what or name, [0])
+        return json.loads(self._take(key, values=False))
+
+    def _exchange(self, name: str, value: Any, *, what: str) -> list[Any]:
+        text = json.dumps(value, sort_keys=True)
+        if self.world_size == 1:
+            return [json.loads(text)]
+        key = self._key("exchange", name)
+        self._call(self.store.set, f"{key}/{self.rank}", text)
+        verdict = self._judge(key) if self.rank == 0 else self._await_verdict(key)
+        if verdict["missing"]:
+            raise self._missing(what, verdict["missing"])
+        values: list[Any] = verdict["values"]
+        return values
+
+    def _judge(self, key: str) -> dict[str, Any]:
+        keys = [f"{key}/{rank}" for rank in range(self.world_size)]
+        if self._wait(keys, self.timeout_s):
+            values = [json.loads(text) for text in self._call(self.store.multi_get, keys)]
+            verdict = {"missing": [], "values": values}
+        else:
+            verdict = {"missing": self._absent(key), "values": []}
+        self._call(self.store.set, f"{key}/verdict", json.dumps(verdict))
+        return verdict
+
+    def _await_verdict(self, key: str) -> dict[str, Any]:
+        if not self._wait([f"{key}/verdict"], self.timeout_s + _VERDICT_EXTRA_S):
+            return {"missing": self._absent(key) or [0], "values": []}
+        verdict: dict[str, Any] = json.loads(self._take(key, values=True))
+        return verdict
+
+    def _take(self, key: str, *, values: bool) -> str:
+        """Read the verdict; the last reader clears the keys, so that the store stays small."""
+        text: bytes = self._call(self.store.get, f"{key}/verdict")
+        readers = self._call(self.store.add, f"{key}/readers", 1)
+        if readers == self.world_size - 1:
+            ranks = range(self.world_size) if values else ()
+            for suffix in ("verdict", "readers", *ranks):
+                self._call(self.store.delete_key, f"{key}/{suffix}")
+        return text.decode()
+
+    def _key(self, kind: str, name: str) -> str:
+        number = self._calls.get(f"{kind}/{name}", 0)
+        self._calls[f"{kind}/{name}"] = number + 1
+        return f"{kind}/{name}/{number}"
+
+    def _absent(self, key: str) -> list[int]:
+        return [rank for rank in range(self.world_size) if not self._call(self.store.check, [f"{key}/{rank}"])]
+
+    def _wait(self, keys: list[str], seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        pause = _POLL_FIRST_S
+        while not self._call(self.store.check, keys):
+            if time.monotonic() > end:
+                return False
+            time.sleep(pause)
+            pause = min(pause * 1.5, _POLL_MOST_S)
+        return True
+
+    def _call(self, request: Any, *arguments: Any) -> Any:
+        try:
+            return request(*arguments)
+        except RuntimeError as error:  # c10d's store errors are RuntimeErrors
+            raise RankError(
+                f"rank {self.rank} cannot reach the store of the process group",
+                why=f"the process that holds it has probably ended ({_first_line(error)})",
+                fix="look at what rank 0 and the launcher printed",
+            ) from error
+
+    def _missing(self, what: str, ranks: list[int]) -> RankError:
+        names = ", ".join(map(str, ranks))
+        return RankError(
+            f"{what}: rank {names} of {self.world_size} did not come within {self.timeout_s:g} s"
+            if len(ranks) == 1
+            else f"{what}: ranks {names} of {self.world_size} did not come within {self.timeout_s:g} s",
+            why=f"every rank must make this call, and rank {self.rank} waited for it",
+            fix=f"Make the call on every rank; if it is only slow, set {env.TIMEOUT} to more seconds",
+        )
+
+
+def second_connection(store: Store) -> Store:
+    """The same store over a connection of its own, for use from another thread.
+
+    Raises:
+        RuntimeError: the store is gone.
+    """
+    twin: Store = store.clone()  # type: ignore[attr-defined]
+    twin.set_timeout(timedelta(seconds=10))
+    return twin
+
+
+def _different(what: str, first: Any, other: Any, rank: int) -> RankError:
+    where = ""
+    if isinstance(first, dict) and isinstance(other, dict):
+        keys = [key for key in {**first, **other} if first.get(key) != other.get(key)]
+        if keys:
+            where = "".join(f"[{key!r}]" for key in keys[:1])
+            first, other = first.get(keys[0]), other.get(keys[0])
+    return RankError(
+        f"{what}{where} differs between ranks: rank 0 has {_short(first)}, rank {rank} has {_short(other)}",
+        why="ranks that go on with different values compute different things, or wait for one another for ever",
+        fix="Give every rank the same",
+    )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0][:_SHOWN]

@@ -1,0 +1,139 @@
+"""The default process group: taken as the user made it, or made once per process, and ended at exit.
+
+Notable: three starts, told apart without asking. A group that exists is used and left alone. A launcher's environment
+(torchrun, ``scale run``, or any that sets MASTER_ADDR and RANK) is followed. Otherwise the process is a world of 1
+over a store in memory. On one host gloo is kept on the loopback interface: it then needs no host name that resolves.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from polyscale import _torch, env
+from polyscale.control.agreement import Control
+from polyscale.errors import ConfigError, RankError, UnsupportedError
+
+if TYPE_CHECKING:
+    from polyscale.interfaces.accelerator import Accelerator
+    from polyscale.interfaces.communication import Communication
+
+
+@dataclass
+class _Process:
+    """What this process keeps: the control of the current default group, and what must happen at exit."""
+
+    pid: int = field(default_factory=os.getpid)
+    group: Any = None
+    control: Control | None = None
+    owned: Any = None
+    generation: int = 0
+
+
+def ensure_process_group(communication: Communication, accelerator: Accelerator) -> Control:
+    """Return the control between ranks, after making the default process group if there is none.
+
+    Calls with the same default group return the same object.
+
+    Raises:
+        RankError: the other ranks cannot be reached, or do not come in time.
+        ConfigError: the launcher's environment is incomplete.
+        UnsupportedError: this torch was built without distributed support.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        raise UnsupportedError("torch.distributed", why="this torch was built without it", fix="install another torch")
+    process = _process()
+    if process.pid != os.getpid():  # forked from a process that had one
+        _process.cache_clear()
+        process = _process()
+    if not dist.is_initialized():
+        _initialize(communication.backend(accelerator.device_type))
+        process.owned = dist.group.WORLD
+    if process.control is None or process.group is not dist.group.WORLD:
+        process.group = dist.group.WORLD
+        process.generation += 1
+        namespace = f"polyscale/{process.generation}"
+        store = dist.PrefixStore(namespace, _torch.default_store())  # type: ignore[attr-defined]
+        process.control = Control(store, dist.get_rank(), dist.get_world_size())
+    return process.control
+
+
+def at_process_end(function: Callable[[], None]) -> None:
+    """Call ``function`` when this process ends; also in children of ``multiprocessing``, which skip ``atexit``."""
+    atexit.register(function)
+    if "multiprocessing" in sys.modules:
+        from multiprocessing import parent_process, util
+
+        if parent_process() is not None:
+            util.Finalize(None, function, exitpriority=100)
+
+
+@cache
+def _process() -> _Process:
+    process = _Process()
+    at_process_end(_end_process_group)
+    return process
+
+
+def _end_process_group() -> None:
+    import torch.distributed as dist
+
+    process = _process()
+    if process.pid != os.getpid() or process.owned is None:
+        return
+    if dist.is_initialized() and dist.group.WORLD is process.owned:
+        dist.destroy_process_group()
+    process.owned = process.group = process.control = None
+
+
+def _initialize(backend: str) -> None:
+    import torch.distributed as dist
+
+    launch = env.launch()
+    timeout = timedelta(seconds=env.timeout_s())
+    if not launch.launched:
+        if launch.world_size > 1:
+            raise ConfigError(
+                f"WORLD_SIZE={launch.world_size} without MASTER_ADDR and RANK",
+                why="a rank must know where to meet the others",
+                fix="start with 'scale run' or torchrun, or unset WORLD_SIZE for a single process",
+            )
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
+        return
+    if not 0 <= launch.rank < launch.world_size:
+        raise ConfigError(f"RANK={launch.rank}", why=f"with WORLD_SIZE={launch.world_size} ranks go from 0")
+    if launch.local_world_size == launch.world_size or _is_loopback(env.master_address()):
+        _keep_gloo_on_loopback()
+    try:
+        dist.init_process_group(backend, init_method="env://", timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        raise RankError(
+            f"rank {launch.rank} of {launch.world_size} cannot join the others at {env.master_address()}",
+            why=str(error).strip().split("\n", 1)[0],
+            fix=f"check that all ranks were started and reach MASTER_ADDR; {env.TIMEOUT} sets how long to wait",
+        ) from error
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1", "ip6-localhost") or host.startswith("127.")
+
+
+def _keep_gloo_on_loopback() -> None:
+    try:
+        names = [name for _, name in socket.if_nameindex()]
+    except OSError:
+        return
+    for name in ("lo", "lo0"):
+        if name in names:
+            env.gloo_interface(name)
+            return
