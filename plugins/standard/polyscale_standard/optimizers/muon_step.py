@@ -1,0 +1,132 @@
+"""The optimizer class of Muon, and its Newton-Schulz iteration.
+
+Notable: momentum is kept on the local shard and needs no communication; only the update is assembled, one matrix at a
+time, and every rank orthogonalises it. All ranks therefore step through the same matrices in the same order, which
+holds because a gradient is None on every rank or on none.
+
+Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; the alternative scale of the update is
+that of Liu et al. 2025, "Muon is Scalable for LLM Training", section 2.2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from polyscale._torch import foreach
+from torch.optim.adamw import adamw
+
+if TYPE_CHECKING:
+    from polyscale.parameters.store import ParameterStore
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+NORM_EPS = 1e-7
+
+
+def newton_schulz(matrix: torch.Tensor, *, steps: int) -> torch.Tensor:
+    """Move the singular values of ``matrix`` (rows, columns) into about [0.7, 1.2], in its own dtype.
+
+    Each step applies the quintic a X + b (X X^T) X + c (X X^T)^2 X.
+    """
+    a, b, c = COEFFICIENTS
+    tall = matrix.size(0) > matrix.size(1)
+    x: torch.Tensor = matrix.mT if tall else matrix
+    x = x / (x.norm() + NORM_EPS)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.mT if tall else x
+
+
+def update_scale(shape: torch.Size, rule: str) -> float:
+    """The factor on the learning rate for a matrix of ``shape``, by ``rule`` ("original" or "match_rms_adamw")."""
+    rows, columns = shape
+    if rule == "match_rms_adamw":
+        return 0.2 * math.sqrt(max(rows, columns))
+    return math.sqrt(max(1.0, rows / columns))
+
+
+class Muon(torch.optim.Optimizer):
+    """Groups with ``algorithm`` "muon" are orthogonalised, those with "adamw" are not.
+
+    State: ``momentum_buffer`` for Muon's parameters; ``step`` (0-dimensional fp32), ``exp_avg`` and ``exp_avg_sq`` for
+    AdamW's. All but ``step`` are shaped like the local parameter.
+    """
+
+    granularity = "matrix"
+
+    def __init__(self, params: list[Any], store: ParameterStore) -> None:
+        """``params``: groups whose ``params`` are (name, local parameter) pairs."""
+        super().__init__(params, {"algorithm": "adamw", "lr": 0.0})
+        self._store = store
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Do one update of every parameter that has a gradient. Collective."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            names = group.get("param_names", [])
+            live = [(name, p) for name, p in zip(names, group["params"], strict=True) if p.grad is not None]
+            if live and group["algorithm"] == "muon":
+                self._muon(group, live)
+            elif live:
+                self._adamw(group, [param for _, param in live])
+        return loss
+
+    def _muon(self, group: dict[str, Any], live: list[tuple[str, torch.Tensor]]) -> None:
+        grads: list[Any] = [param.grad for _, param in live]
+        momenta = [self._state(param, "momentum_buffer") for _, param in live]
+        foreach("lerp_")(momenta, grads, 1 - group["momentum"])
+        for (name, param), grad, momentum in zip(live, grads, momenta, strict=True):
+            update = grad.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
+            self._apply(group, name, param, update)
+
+    def _apply(self, group: dict[str, Any], name: str, param: torch.Tensor, update: torch.Tensor) -> None:
+        full = self._store.assemble(name, update)
+        if full.numel() == 0:
+            return
+        work = full.bfloat16() if group["ns_dtype"] == "bf16" else full
+        orthogonal = newton_schulz(work, steps=group["ns_steps"]).to(param.dtype)
+        local = self._store.extract(name, orthogonal).view_as(param)
+        if group["weight_decay"]:
+            param.mul_(1 - group["lr"] * group["weight_decay"])
+        param.add_(local, alpha=-group["lr"] * update_scale(full.shape, group["adjust_lr"]))
+
+    def _adamw(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
+        beta1, beta2 = group["betas"]
+        grads: list[Any] = [param.grad for param in params]
+        adamw(
+            params,
+            grads,
+            [self._state(param, "exp_avg") for param in params],
+            [self._state(param, "exp_avg_sq") for param in params],
+            [],
+            [self._step_of(param) for param in params],
+            foreach=True,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+    def _state(self, param: torch.Tensor, name: str) -> torch.Tensor:
+        state = self.state[param]
+        if name not in state:
+            state[name] = torch.zeros_like(param)
+        tensor: torch.Tensor = state[name]
+        return tensor
+
+    def _step_of(self, param: torch.Tensor) -> torch.Tensor:
+        state = self.state[param]
+        if "step" not in state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+        step: torch.Tensor = state["step"]
+        return step

@@ -1,0 +1,61 @@
+"""Adam without bias correction: moments start at zero and are used as they are.
+
+Kingma and Ba 2015, "Adam", Algorithm 1 without its lines for the corrected moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from polyscale._torch import foreach
+
+
+class UncorrectedAdam(torch.optim.Optimizer):
+    """Updates every element by itself; moments ``exp_avg`` and ``exp_avg_sq`` are shaped like the parameter."""
+
+    granularity = "element"
+
+    def __init__(self, params: list[Any], *, decoupled: bool, **defaults: Any) -> None:
+        """``defaults``: lr, betas, eps, weight_decay, maximize; ``decoupled``: weight decay acts on the parameter."""
+        super().__init__(params, defaults | {"decoupled": decoupled})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Do one update of every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [param for param in group["params"] if param.grad is not None]
+            if params:
+                self._update(group, params)
+        return loss
+
+    def _update(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
+        grads: list[Any] = [param.grad for param in params]
+        first = [self._moment(param, "exp_avg") for param in params]
+        second = [self._moment(param, "exp_avg_sq") for param in params]
+        beta1, beta2 = group["betas"]
+        if group["maximize"]:
+            grads = foreach("neg")(grads)
+        if group["weight_decay"] and group["decoupled"]:
+            foreach("mul_")(params, 1 - group["lr"] * group["weight_decay"])
+        elif group["weight_decay"]:
+            grads = foreach("add")(grads, params, alpha=group["weight_decay"])
+        foreach("mul_")(first, beta1)
+        foreach("add_")(first, grads, alpha=1 - beta1)
+        foreach("mul_")(second, beta2)
+        foreach("addcmul_")(second, grads, grads, 1 - beta2)
+        denominator = foreach("sqrt")(second)
+        foreach("add_")(denominator, group["eps"])
+        foreach("addcdiv_")(params, first, denominator, -group["lr"])
+
+    def _moment(self, param: torch.Tensor, name: str) -> torch.Tensor:
+        state = self.state[param]
+        if name not in state:
+            state[name] = torch.zeros_like(param)
+        moment: torch.Tensor = state[name]
+        return moment
