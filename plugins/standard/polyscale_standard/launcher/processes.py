@@ -1,0 +1,87 @@
+"""Following rank processes: which ended first and how, and ending all that is left.
+
+Notable: one thread per rank sleeps in ``waitid(WNOWAIT)``, which leaves the process to the agent to reap, so the order
+of deaths is known more finely than the agent's polling shows it: of a rank that fails and those that fail because of
+it, the first names the cause. Each rank leads its own session and process group (the agent starts it so): what it
+started itself ends with the group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a rank ended: its exit code, or minus the number of the signal that ended it."""
+
+    rank: int
+    code: int
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell tells it: signal s is 128 + s."""
+        return self.code if self.code >= 0 else 128 - self.code
+
+    def __str__(self) -> str:
+        if self.code >= 0:
+            return f"rank {self.rank} exited with code {self.code}"
+        try:
+            name = signal.Signals(-self.code).name
+        except ValueError:
+            name = f"signal {-self.code}"
+        return f"rank {self.rank} was ended by {name}"
+
+
+class RankProcesses:
+    """The processes of one launch."""
+
+    def __init__(self) -> None:
+        self._pids: dict[int, int] = {}
+        self._ended: list[Ended] = []
+        self._lock = threading.Lock()
+
+    def started(self, pids: Mapping[int, int]) -> None:
+        """Follow local rank -> process id from now on."""
+        self._pids.update(pids)
+        for rank, pid in pids.items():
+            threading.Thread(target=self._follow, args=(rank, pid), name=f"rank-{rank}", daemon=True).start()
+
+    @property
+    def any_started(self) -> bool:
+        """Whether there are processes to follow."""
+        return bool(self._pids)
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether every rank has ended."""
+        with self._lock:
+            return len(self._ended) >= len(self._pids)
+
+    def first_failure(self) -> Ended | None:
+        """The rank that failed first, or None."""
+        with self._lock:
+            return next((ended for ended in self._ended if ended.code != 0), None)
+
+    def send(self, number: int) -> None:
+        """Send a signal to the process group of every rank; groups that are gone are skipped."""
+        for pid in self._pids.values():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, number)
+
+    def _follow(self, rank: int, pid: int) -> None:
+        try:
+            info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:
+            info = None  # reaped before this thread looked: only the agent knows the code
+        if info is None or info.si_code == os.CLD_EXITED:
+            code = info.si_status if info is not None else 0
+        else:
+            code = -info.si_status
+        with self._lock:
+            self._ended.append(Ended(rank, code))
