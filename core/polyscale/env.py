@@ -79,5 +79,12 @@ def _positive(name: str, default: float) -> float:
     except ValueError:
         value = 0.0
     if value <= 0:
-        raise ConfigError(f"{name}={text!r}", why="it must be a positive number of seconds", fix=f"Unset it for {default:g}")
+        raise ConfigError(
+            f"{name}={text!r}", why="it must be a positive number of seconds", fix=f"Unset it for {default:g}"
+        )
     return value
+
+
+def device_mask(variable: str) -> str | None:
+    """Value of an accelerator's ``visible_devices_variable``; None where it has none or it is not set."""
+    return os.environ.get(variable) if variable else None

@@ -1,0 +1,200 @@
+"""Names of torch that are private or depend on its version. Nothing else in polyscale uses such a name.
+
+Supported: torch 2.11 and newer. Each function says what it stands for, so that a torch release that renames one is
+mended here alone. torch is imported inside the functions: importing this module costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.distributed import ProcessGroup, Store
+
+
+def default_store() -> Store:
+    """The store behind the default process group."""
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()
+
+
+def in_backward() -> bool:
+    """Whether this thread runs inside an autograd backward (as a recompute of activations does)."""
+    import torch
+
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def has_collective(group: ProcessGroup | None, device: torch.device) -> bool:
+    """Whether ``group`` has a backend for tensors of ``device``."""
+    import torch.distributed as dist
+
+    target = group if group is not None else dist.group.WORLD
+    return target is not None and device in target._device_types
+
+
+def all_gather(output: torch.Tensor, input: torch.Tensor, group: ProcessGroup | None, *, async_op: bool) -> Any:
+    """``all_gather_single``, which was called ``all_gather_into_tensor`` before torch 2.13."""
+    import torch.distributed as dist
+
+    call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return call(output, input, group=group, async_op=async_op)
+
+
+def reduce_scatter(output: torch.Tensor, input: torch.Tensor, group: ProcessGroup | None, *, async_op: bool) -> Any:
+    """``reduce_scatter_single``, which was called ``reduce_scatter_tensor`` before torch 2.13."""
+    import torch.distributed as dist
+
+    call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    return call(output, input, group=group, async_op=async_op)
+
+
+# FSDP2's inner objects: units ("param groups") and their parameters.
+
+
+def fsdp_units(module: nn.Module) -> list[Any]:
+    """All FSDP2 parameter groups below ``module``, in module order, each once."""
+    from torch.distributed.fsdp import FSDPModule
+
+    units: dict[int, Any] = {}
+    for child in module.modules():
+        if isinstance(child, FSDPModule):
+            state = child._get_fsdp_state()
+            groups = getattr(state, "_fsdp_param_groups", None)
+            if groups is None:
+                groups = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+            for group in groups:
+                units.setdefault(id(group), group)
+    return list(units.values())
+
+
+def fsdp_unit_parameters(unit: Any) -> list[tuple[Any, nn.Parameter]]:
+    """(inner parameter object, sharded parameter) of every parameter of a unit."""
+    return [(inner, inner.sharded_param) for inner in unit.fsdp_params]
+
+
+def fsdp_has_gradient(inner: Any) -> bool:
+    """Whether a parameter has an unsharded gradient that was not reduced yet."""
+    unsharded = getattr(inner, "_unsharded_param", None)
+    if inner.unsharded_accumulated_grad is not None:
+        return True
+    return unsharded is not None and unsharded.grad is not None
+
+
+def fsdp_prepare_reduction(unit: Any) -> None:
+    """Make the coming reduction of a unit cover every trainable parameter, in one dtype.
+
+    Ranks that used different parameters would otherwise reduce buffers of different sizes, which gloo answers with a
+    signal; and FSDP2 refuses a mix of gradients accumulated in fp32 and fresh ones in the compute dtype.
+    """
+    import torch
+
+    for inner in unit.fsdp_params:
+        unsharded = getattr(inner, "_unsharded_param", None)
+        if unsharded is None:
+            continue
+        if not fsdp_has_gradient(inner) and unsharded.requires_grad:
+            unsharded.grad = torch.zeros_like(unsharded)
+    if any(inner.unsharded_accumulated_grad is not None for inner in unit.fsdp_params):
+        for inner in unit.fsdp_params:
+            if getattr(inner, "_unsharded_param", None) is not None:
+                inner.accumulate_unsharded_grad_if_needed()
+                inner.to_accumulated_grad_if_needed()
+
+
+def fsdp_drop_gradients(unit: Any) -> None:
+    """Drop unsharded gradients that were not reduced."""
+    for inner in unit.fsdp_params:
+        inner.unsharded_accumulated_grad = None
+        unsharded = getattr(inner, "_unsharded_param", None)
+        if unsharded is not None:
+            unsharded.grad = None
+
+
+def fsdp_reduce_held(module: nn.Module) -> None:
+    """Reduce what earlier backwards accumulated without communicating. Collective, last unit first."""
+    units = fsdp_units(module)
+    module.unshard()  # type: ignore[operator]
+    for child in _fsdp_modules(module):
+        child.unshard()
+    for unit in reversed(units):
+        unit.post_backward()
+    for unit in units:
+        unit.finalize_backward()
+        unit._training_state = type(unit._training_state).IDLE
+        unit.comm_ctx.reduce_scatter_states.clear()
+    for child in _fsdp_modules(module):
+        child.reshard()
+
+
+def fsdp_reset_after_error(module: nn.Module) -> None:
+    """Bring FSDP2 back to its idle state after an exception in forward or backward, where torch can."""
+    for child in _fsdp_modules(module):
+        reset = getattr(child, "reset_iter_state", None)
+        if reset is not None:
+            reset()
+            return
+
+
+def _fsdp_modules(module: nn.Module) -> Iterator[Any]:
+    from torch.distributed.fsdp import FSDPModule
+
+    for child in module.modules():
+        if isinstance(child, FSDPModule):
+            yield child
+
+
+# The elastic agent's extension points ("Extending the Agent" in torch's documentation) are underscored methods.
+
+
+def elastic_agent(spec: Any, logs: Any, *, on_start: Callable[[dict[int, int]], None], hold: Callable[[], bool]) -> Any:
+    """A ``LocalElasticAgent`` that tells the process ids it started and leaves its ranks alone while ``hold()``.
+
+    The agent's own events look up the host's name several times, seconds each where it does not resolve, and nobody
+    receives them (handler "null"): here they carry nothing.
+
+    Args:
+        spec: ``WorkerSpec`` of the ranks.
+        logs: ``LogsSpecs`` that says where each rank's output goes.
+        on_start: given local rank -> process id, once they run.
+        hold: while it returns true, the agent neither judges nor ends ranks.
+    """
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    from torch.distributed.elastic.events.api import Event, EventSource
+
+    class Agent(LocalElasticAgent):
+        def _start_workers(self, worker_group: Any) -> dict[int, Any]:
+            pids: dict[int, Any] = super()._start_workers(worker_group)
+            on_start(pids)
+            return pids
+
+        def _monitor_workers(self, worker_group: Any) -> RunResult:
+            return RunResult(state=WorkerState.HEALTHY) if hold() else super()._monitor_workers(worker_group)
+
+        def _construct_event(self, *args: Any, **kwargs: Any) -> Event:
+            return Event(name="", source=EventSource.AGENT)
+
+    return Agent(spec=spec, logs_specs=logs)
+
+
+def foreach(operation: str) -> Any:
+    """``torch._foreach_<operation>``: one elementwise operation over lists of tensors ("add_", "mul")."""
+    import torch
+
+    return getattr(torch, f"_foreach_{operation}")
+
+
+def privateuse1_owner() -> str | None:
+    """Name of the device type that owns torch's one slot for out-of-tree devices (PrivateUse1); None while it is free.
+
+    Importing a device's package is what claims the slot; there is no public way to ask.
+    """
+    import torch
+
+    name = torch._C._get_privateuse1_backend_name()
+    return None if name == "privateuseone" else str(name)

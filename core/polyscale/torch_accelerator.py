@@ -1,0 +1,292 @@
+"""TorchAccelerator: all of :class:`~polyscale.interfaces.accelerator.Accelerator` over what torch gives every device.
+
+Notable: it asks ``torch.get_device_module(device_type)``, which covers in-tree devices and PrivateUse1 alike, and
+``torch.accelerator`` where a module lacks a function; so a vendor's class states names and capabilities, and overrides
+``absence`` to explain its own SDK. torch is imported inside the methods: loading a plugin to list it stays cheap.
+"""
+
+from __future__ import annotations
+
+import warnings
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from polyscale import env
+from polyscale.errors import UnsupportedError
+from polyscale.interfaces.accelerator import Capabilities, Event, Finding, MemoryUse, Stream, Toolchain
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TorchAccelerator:
+    """A device type that torch knows, in-tree or as PrivateUse1.
+
+    A subclass sets the attributes of the Protocol and, where they apply:
+
+    Attributes:
+        modules: Python modules of the SDK; they must be installed, and ``activate`` imports them.
+        install: how to install what is missing, for ``why_unavailable``.
+        private: whether the device is torch's PrivateUse1, of which a process has one.
+    """
+
+    name: str
+    device_type: str
+    auto: bool = True
+    communications: tuple[str, ...] = ()
+    visible_devices_variable: str = ""
+    capabilities: Capabilities = Capabilities(dtypes=frozenset({"fp32"}))
+    modules: tuple[str, ...] = ()
+    install: str = ""
+    private: bool = False
+
+    # Availability. None of these registers a device or raises.
+
+    def is_available(self) -> bool:
+        """Return whether torch sees a device."""
+        return self.why_unavailable() == ""
+
+    def why_unavailable(self) -> str:
+        """Say what is missing and what to install; "" when a device can be used."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch warns about old drivers; the reason is returned instead
+                module = self._find_module()
+                if module is not None and module.is_available() and module.device_count() > 0:
+                    return ""
+                return self.absence() or self._general_absence(module)
+        except Exception as error:  # a half-installed SDK may raise anything
+            return f"asking torch for {self.device_type} devices failed: {type(error).__name__}: {error}"
+
+    def absence(self) -> str:
+        """Explain why no device can be used, where the vendor knows better than the general text; "" otherwise."""
+        return ""
+
+    def activate(self) -> None:
+        """Import the SDK's modules, which register the device with torch.
+
+        Raises:
+            UnsupportedError: a module is missing, or another device type owns PrivateUse1.
+        """
+        self._check_private_owner()
+        from importlib import import_module
+
+        for module in self.modules:
+            try:
+                import_module(module)
+            except ImportError as error:
+                why = f"importing {module} failed: {error}"
+                raise UnsupportedError(f"accelerator {self.name!r}", why=why, fix=self.install) from error
+        self._check_private_owner()
+
+    # Devices
+
+    def device_count(self) -> int:
+        """Number of visible devices; 0 when there are none."""
+        module = self._find_module()
+        return int(module.device_count()) if module is not None else 0
+
+    def device(self, index: int | None = None) -> torch.device:
+        """The device of ``index``; of the current one when None.
+
+        Raises:
+            UnsupportedError: there is no such device.
+        """
+        import torch
+
+        if index is None:
+            return torch.device(self.device_type, self._module().current_device())
+        self._check_index(index)
+        return torch.device(self.device_type, index)
+
+    def set_device(self, index: int) -> None:
+        """Make ``index`` the current device of this process.
+
+        Raises:
+            UnsupportedError: there is no such device.
+        """
+        self._check_index(index)
+        self._module().set_device(index)
+
+    def synchronize(self) -> None:
+        """Block until the current device's work is done."""
+        self._module().synchronize()
+
+    # Memory
+
+    def memory(self) -> MemoryUse:
+        """Bytes on the current device, as its allocator counts them.
+
+        Raises:
+            UnsupportedError: the device does not count memory.
+        """
+        self._need(self.capabilities.memory_statistics, "memory statistics")
+        return MemoryUse(
+            allocated=int(self._call("memory_allocated")),
+            reserved=int(self._call("memory_reserved")),
+            peak=int(self._call("max_memory_allocated")),
+            total=self._total_memory(),
+        )
+
+    def reset_peak_memory(self) -> None:
+        """Start the peak anew (nothing to do where memory is not counted)."""
+        if self.capabilities.memory_statistics:
+            self._call("reset_peak_memory_stats")
+
+    def empty_cache(self) -> None:
+        """Give cached memory back to the device, where it has a cache."""
+        empty = getattr(self._module(), "empty_cache", None)
+        if empty is not None:
+            empty()
+
+    # Random numbers
+
+    def manual_seed(self, seed: int) -> None:
+        """Seed the generator of the current device."""
+        self._module().manual_seed(seed)
+
+    def rng_state(self) -> torch.Tensor:
+        """State of the current device's generator (uint8, on the host)."""
+        state: torch.Tensor = self._module().get_rng_state(self.device())
+        return state.cpu()
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        """Restore what ``rng_state`` gave."""
+        self._module().set_rng_state(state.cpu(), self.device())
+
+    # Streams and events
+
+    def new_stream(self) -> Stream:
+        """A queue of work on the current device; one that does nothing where the device has no streams."""
+        import torch
+
+        stream: Stream = torch.Stream(device=self.device()) if self.capabilities.streams else NoStream()
+        return stream
+
+    def new_event(self) -> Event:
+        """A marker on the current device; one that does nothing where the device has no streams."""
+        import torch
+
+        event: Event = torch.Event(device=self.device()) if self.capabilities.streams else NoEvent()
+        return event
+
+    # The report
+
+    def diagnose(self) -> list[Finding]:
+        """Rows for the report: the devices, or why there are none. Vendors add driver, toolkit and compiler."""
+        why = self.why_unavailable()
+        if why:
+            return [Finding("devices", "none", ok=False, fix=why)]
+        count = self.device_count()
+        names = [self._device_name(index) for index in range(count)]
+        return [Finding("devices", f"{count}: {', '.join(names)}")]
+
+    def toolchain(self) -> Toolchain | None:
+        """The compiler for kernels; None where there is none."""
+        return None
+
+    # Inner parts
+
+    def _find_module(self) -> Any:
+        """torch's module of this device type, or None where this torch has none (yet)."""
+        import torch
+
+        try:
+            return torch.get_device_module(self.device_type)
+        except (RuntimeError, AttributeError):
+            return None
+
+    def _module(self) -> Any:
+        module = self._find_module()
+        if module is None:
+            raise UnsupportedError(f"accelerator {self.name!r}", why=self.why_unavailable())
+        return module
+
+    def _call(self, function: str) -> Any:
+        """Call ``function`` of the device's module, or of ``torch.accelerator`` where the module has none."""
+        import torch
+
+        found = getattr(self._module(), function, None) or getattr(torch.accelerator, function)
+        return found()
+
+    def _total_memory(self) -> int:
+        module = self._module()
+        if hasattr(module, "mem_get_info"):
+            return int(module.mem_get_info()[1])
+        if hasattr(module, "get_device_properties"):
+            return int(getattr(module.get_device_properties(module.current_device()), "total_memory", 0))
+        return 0
+
+    def _device_name(self, index: int) -> str:
+        name = getattr(self._find_module(), "get_device_name", None)
+        return str(name(index)) if name is not None else f"{self.device_type}:{index}"
+
+    def _need(self, declared: bool, what: str) -> None:
+        if not declared:
+            raise UnsupportedError(f"{what} of accelerator {self.name!r}", why="the device does not declare them")
+
+    def _check_index(self, index: int) -> None:
+        count = self.device_count()
+        if 0 <= index < count:
+            return
+        mask = env.device_mask(self.visible_devices_variable)
+        masked = f" ({self.visible_devices_variable}={mask!r})" if mask is not None else ""
+        valid = f"valid: 0 to {count - 1}" if count > 1 else ("valid: 0" if count else self.why_unavailable())
+        raise UnsupportedError(
+            f"{self.name} device {index}",
+            why=f"{count} {'device is' if count == 1 else 'devices are'} visible{masked}; {valid}",
+            fix=f"Start at most {count} ranks on this host" if count else "",
+        )
+
+    def _check_private_owner(self) -> None:
+        if not self.private:
+            return
+        from polyscale import _torch
+
+        owner = _torch.privateuse1_owner()
+        if owner not in (None, self.device_type):
+            raise UnsupportedError(
+                f"accelerator {self.name!r}",
+                why=f"torch has one slot for out-of-tree devices, and {owner!r} owns it in this process",
+                fix=f"Choose accelerator {owner!r}, or uninstall the package that registers it",
+            )
+
+    def _general_absence(self, module: Any) -> str:
+        import torch
+
+        missing = [name for name in self.modules if find_spec(name) is None]
+        hint = f"; {self.install}" if self.install else ""
+        if missing:
+            return f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed{hint}"
+        if module is None:
+            return f"this torch ({torch.__version__}) has no device type {self.device_type!r}{hint}"
+        mask = env.device_mask(self.visible_devices_variable)
+        if mask is not None:
+            return f"torch sees no {self.device_type} device with {self.visible_devices_variable}={mask!r}{hint}"
+        return f"torch ({torch.__version__}) sees no {self.device_type} device{hint}"
+
+
+class NoStream:
+    """The stream of a device that has none: work is done when its call returns."""
+
+    def __enter__(self) -> NoStream:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def wait_stream(self, other: Any) -> None:
+        """Return at once."""
+
+
+class NoEvent:
+    """The event of a device that has no streams."""
+
+    def record(self, stream: Any = None) -> None:
+        """Return at once."""
+
+    def synchronize(self) -> None:
+        """Return at once."""
