@@ -1,0 +1,97 @@
+"""What a plugin's author needs to test a plugin: real ranks, a parity suite, counted collectives.
+
+**Ranks.** :func:`ranks` gives a pool of real processes that start once per test session and are used by many cases::
+
+    from polyscale.testing import ranks
+
+    def sums_over_ranks(value):                      # top level of the test module, any file name
+        tensor = torch.full((3,), float(value + dist.get_rank()))
+        dist.all_reduce(tensor)
+        return tensor
+
+    def test_sums_over_ranks():
+        first, second = ranks(2).run(sums_over_ranks, 1)
+        assert torch.equal(first, second)
+
+Each case runs in a fresh default process group (gloo on loopback by default, 30 s until a collective gives up), with
+``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE`` set, one thread per process, warnings as errors and
+all generators seeded with ``seed`` (0). Arguments and results are pickled; tensors, and functions and classes of test
+modules, may be among them. After the case engines are closed, the group is destroyed and garbage collected. A case
+has 60 s (``timeout=``). When a rank raises, ends (``os._exit``, a signal) or does not finish, :class:`RanksFailed`
+tells for every rank what it did, wrote and where it stood, and the next case gets new processes: catch what you expect
+inside the function, it is faster. Modules stay loaded between cases; environment variables, set by ``env=``, do not.
+
+The processes are forked from one that has imported torch, and end with the test process, however it ends.
+:func:`close_pools` ends them earlier; :func:`pool_reports` says what they cost.
+
+**Fresh processes.** :func:`ranks_once` starts new interpreters, for cases about kill -9, exit codes and start-up, and
+returns an :class:`Outcome` per rank.
+
+**Parity.** ``polyscale.testing.parity`` trains small awkward models on 2 ranks and compares losses, weights and
+gradient norms with one process of plain torch on the joined batch. A data-parallel plugin, a communication backend or
+an accelerator passes by::
+
+    from polyscale.testing import parity
+
+    CASES = parity.parity_cases("mine", stages=(1, 2, 3), communication="shm")
+
+    @pytest.mark.parametrize("case", CASES, ids=str)
+    def test_parity(case):
+        parity.check(case, parity.run_case(case, CASES))
+
+**Collectives.** :func:`count_collectives` records launches by kind, size and order. :func:`tiny_gpt2` is a real
+architecture that fits every test.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+_LAZY = {
+    "Collective": "collectives",
+    "Collectives": "collectives",
+    "Outcome": "once",
+    "PoolReport": "pool",
+    "RankFailure": "failures",
+    "RankPool": "pool",
+    "RanksFailed": "failures",
+    "RemoteError": "failures",
+    "close_pools": "pool",
+    "count_collectives": "collectives",
+    "pool_reports": "pool",
+    "ranks": "pool",
+    "ranks_once": "once",
+    "tiny_gpt2": "models",
+}
+
+__all__ = sorted([*_LAZY, "parity"])
+
+if TYPE_CHECKING:
+    from polyscale.testing import parity as parity
+    from polyscale.testing.collectives import Collective as Collective
+    from polyscale.testing.collectives import Collectives as Collectives
+    from polyscale.testing.collectives import count_collectives as count_collectives
+    from polyscale.testing.failures import RankFailure as RankFailure
+    from polyscale.testing.failures import RanksFailed as RanksFailed
+    from polyscale.testing.failures import RemoteError as RemoteError
+    from polyscale.testing.models import tiny_gpt2 as tiny_gpt2
+    from polyscale.testing.once import Outcome as Outcome
+    from polyscale.testing.once import ranks_once as ranks_once
+    from polyscale.testing.pool import PoolReport as PoolReport
+    from polyscale.testing.pool import RankPool as RankPool
+    from polyscale.testing.pool import close_pools as close_pools
+    from polyscale.testing.pool import pool_reports as pool_reports
+    from polyscale.testing.pool import ranks as ranks
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(f"polyscale.testing.{_LAZY[name]}"), name)
+    if name == "parity":
+        return import_module("polyscale.testing.parity")
+    raise AttributeError(f"module 'polyscale.testing' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
