@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from polyscale import env
 from polyscale.errors import UnsupportedError
@@ -160,15 +160,18 @@ class TorchAccelerator:
         """A queue of work on the current device; one that does nothing where the device has no streams."""
         import torch
 
-        stream: Stream = torch.Stream(device=self.device()) if self.capabilities.streams else NoStream()
-        return stream
+        if not self.capabilities.streams:
+            return NoStream()
+        stream: Any = torch.Stream(device=self.device())
+        return cast("Stream", stream)
 
     def new_event(self) -> Event:
         """A marker on the current device; one that does nothing where the device has no streams."""
         import torch
 
-        event: Event = torch.Event(device=self.device()) if self.capabilities.streams else NoEvent()
-        return event
+        if not self.capabilities.streams:
+            return NoEvent()
+        return cast("Event", torch.Event(device=self.device()))
 
     # The report
 
@@ -188,7 +191,7 @@ class TorchAccelerator:
     # Inner parts
 
     def _find_module(self) -> Any:
-        """torch's module of this device type, or None where this torch has none (yet)."""
+        """The module that torch has for this device type, or None where this torch has none (yet)."""
         import torch
 
         try:

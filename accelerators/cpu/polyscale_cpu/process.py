@@ -46,7 +46,7 @@ def keep_freed_memory() -> None:
 
 
 def release_freed_memory() -> None:
-    """glibc's ``malloc_trim``, where there is one."""
+    """Call ``malloc_trim``, which glibc has."""
     with contextlib.suppress(OSError, AttributeError, ImportError, TypeError):
         import ctypes
 

@@ -90,8 +90,8 @@ def find(kind: str, name: str) -> Installed:
     if len(found) > 1:
         owners = [f"{entry.distribution} {entry.version}" for entry in found]
         raise PluginError(
-            f"{kind.capitalize()} {name!r} is claimed by {' and '.join(owners)}",
-            why="A name must be provided once",
+            f"{kind.capitalize()} {name!r}",
+            why=f"Several distributions claim this name: {' and '.join(owners)}",
             fix=f"Keep one of them, for instance by `pip uninstall {found[-1].distribution}`",
         )
     return found[0]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from polyscale import env
 from polyscale.discovery.catalogue import installed, kind_of
-from polyscale.discovery.loading import find, load
+from polyscale.discovery.loading import load
 from polyscale.discovery.missing import unknown
 from polyscale.discovery.quiet import run_plugin_code
 from polyscale.errors import PluginError
@@ -37,12 +37,14 @@ class Attempt:
         name: its name.
         accepted: whether it can be used.
         why: why not; "" when accepted.
+        fix: what to do about it, where it is broken.
         broken: whether it failed to load, rather than being unavailable here or not offered to ``auto``.
     """
 
     name: str
     accepted: bool
     why: str = ""
+    fix: str = ""
     broken: bool = False
 
 
@@ -84,7 +86,7 @@ def choose_accelerator(requested: str = AUTO) -> Choice:
         raise _two_accelerators(found)
     for attempt in attempts:
         if attempt.broken:
-            _say_once(logging.WARNING, f"Accelerator {attempt.name} cannot be used: {attempt.why}")
+            _say_once(logging.WARNING, f"Accelerator {attempt.name} cannot be used: {attempt.why}. {attempt.fix}")
     chosen = [Choice(name, made, tuple(attempts)) for name, made in found.items()]
     choice = chosen[0] if chosen else _fall_back(attempts)
     _say_once(logging.INFO, f"Accelerator: {choice.explain()}")
@@ -159,16 +161,14 @@ def _explicit(kind: str, name: str, context: PluginContext | None, *, origin: st
 
 
 def _try(kind: str, name: str, context: PluginContext | None) -> tuple[Any, Attempt]:
-    try:
-        find(kind, name)
-    except PluginError as error:
-        return None, Attempt(name, False, str(error) if error.why else "not installed", broken=bool(error.why))
+    if not any(entry.name == name for entry in installed(kind)):
+        return None, Attempt(name, False, "not installed")
     try:
         made = load(kind, name, _context(name, context))
     except PluginError as error:
-        return None, Attempt(name, False, str(error), broken=True)
+        return None, Attempt(name, False, error.why, error.fix, broken=True)
     why = availability(kind, name, made)
-    return made, Attempt(name, not why, why)
+    return made, Attempt(name, accepted=not why, why=why)
 
 
 def _automatic() -> tuple[dict[str, Any], list[Attempt]]:
