@@ -7,6 +7,7 @@ mended here alone. torch is imported inside the functions: importing this module
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -198,3 +199,46 @@ def privateuse1_owner() -> str | None:
 
     name = torch._C._get_privateuse1_backend_name()
     return None if name == "privateuseone" else str(name)
+
+
+# Recording of tensor operations: dispatch modes and what an operator's schema says.
+
+
+def dispatch_mode(handler: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+    """A context manager under which ``handler(func, args, kwargs)`` stands for every ATen operator of this thread."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return handler(func, args, kwargs or {})
+
+    return Mode()
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Run operators as if no dispatch mode, function mode or tensor subclass had a say."""
+    import torch
+
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        yield
+
+
+def written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+    """(position, name) of the arguments that an operator writes into."""
+    arguments = func._schema.arguments
+    return tuple((i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
+
+
+def returns_alias(func: Any) -> bool:
+    """Whether an operator may return memory of its arguments (views and in-place operators do)."""
+    return any(result.alias_info is not None for result in func._schema.returns)
+
+
+def dcp_metadata_names() -> frozenset[tuple[str, str]]:
+    """(module, name) of all that torch.distributed.checkpoint pickles into ``.metadata``, besides dtypes and paths."""
+    dcp = "torch.distributed.checkpoint"
+    classes = "BytesStorageMetadata ChunkStorageMetadata Metadata MetadataIndex StorageMeta TensorProperties"
+    names = [*classes.split(), "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"]
+    others = {(f"{dcp}.filesystem", "_StorageInfo"), ("torch", "Size"), ("torch.serialization", "_get_layout")}
+    return frozenset({(f"{dcp}.metadata", name) for name in names} | others | {("collections", "OrderedDict")})

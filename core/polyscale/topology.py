@@ -143,6 +143,18 @@ class Topology:
         behind = math.prod(self._sizes[axis] for axis in axes[axes.index(name) + 1 :])
         return self.rank // behind % self._sizes[name]
 
+    @property
+    def model_rank(self) -> int:
+        """Place of this rank among the ranks that share its samples (pp, sp, tp); 0 without model parallelism."""
+        place = self.coordinate("pp")
+        for name in ("sp", "tp"):
+            place = place * self._sizes[name] + self.coordinate(name)
+        return place
+
+    def data_mesh(self) -> DeviceMesh:
+        """The mesh over which data-parallel state is sharded: (dp_shard), or (dp_replicate, dp_shard)."""
+        return self.mesh("dp_replicate", "dp_shard") if self._sizes["dp_replicate"] > 1 else self.mesh("dp_shard")
+
     def mesh(self, *names: str) -> DeviceMesh:
         """The sub-mesh of the axes ``names``, which are of one view and in its order."""
         for name in names:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from polyscale.interfaces.accelerator import Accelerator
     from polyscale.interfaces.communication import Communication
     from polyscale.interfaces.precision import PrecisionPolicy
+    from polyscale.parameters.materialize import Materializer
     from polyscale.parameters.store import ParameterStore
     from polyscale.topology import Topology
 
@@ -34,7 +35,17 @@ class Part:
 
 @dataclass(frozen=True)
 class ParallelContext:
-    """What a plugin may use to apply itself."""
+    """What a plugin may use to apply itself.
+
+    Attributes:
+        config: the resolved configuration.
+        topology: meshes and groups; nothing else makes groups.
+        accelerator: the device type.
+        communication: collectives on tensors of ``device``.
+        precision: dtypes of compute, master, accumulation and reduction.
+        device: where this rank's parameters go.
+        materializer: starting values by name, whether the model is real, deferred or on the meta device.
+    """
 
     config: Config
     topology: Topology
@@ -42,6 +53,7 @@ class ParallelContext:
     communication: Communication
     precision: PrecisionPolicy
     device: torch.device
+    materializer: Materializer
 
 
 @dataclass
@@ -70,8 +82,13 @@ class DataParallelApplied(Applied):
 class GradientSynchronizer(Protocol):
     """Turns the gradients of backwards into reduced gradients of the optimizer's parameters.
 
-    A micro-step holds any number of backwards, which add. Gradients are sums over ranks: no division happens here.
+    A micro-step holds any number of backwards, which add. Gradients are sums over ranks: the engine divides.
+
+    Attributes:
+        divisor: what the sums were divided by before the reduction (``gradient_predivide_factor``), else 1.0.
     """
+
+    divisor: float
 
     def before_backward(self, *, last: bool, hold: bool) -> None:
         """A backward is about to run: ``last`` micro-step of the accumulation; ``hold``: do not communicate."""

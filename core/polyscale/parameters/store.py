@@ -29,8 +29,10 @@ class ParameterStore(Protocol):
 
     def optimizer_parameter(self, fqn: str, granularity: Granularity) -> torch.nn.Parameter:
         """What an optimizer of ``granularity`` updates for this parameter; the same object at each call."""
-    def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Tell the store which optimizer holds the states."""
+    def attach(self, optimizer: torch.optim.Optimizer, granularity: Granularity) -> None:
+        """Tell the store which optimizer holds the states, and at which granularity it was given parameters."""
+    def state_names(self, fqn: str) -> tuple[str, ...]:
+        """Names of the optimizer states of a parameter (empty before its first update)."""
     def local(self, fqn: str, kind: str = "parameter") -> torch.Tensor | None:
         """This rank's memory of it (a view; possibly empty)."""
     def fragments(self, fqn: str, local: torch.Tensor) -> tuple[Box, ...]:

@@ -1,0 +1,83 @@
+"""What an engine is made of: everything that ``initialize`` chose and built, and how it is taken apart."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from polyscale.config import Batch, Config
+from polyscale.control.agreement import Control
+from polyscale.control.watchdog import Watchdog
+from polyscale.engine.observing import Observers
+from polyscale.interfaces.accelerator import Accelerator
+from polyscale.interfaces.checkpoint import CheckpointStorage
+from polyscale.interfaces.communication import Communication
+from polyscale.interfaces.io import FileIO
+from polyscale.interfaces.parallelism import DataParallelApplied
+from polyscale.interfaces.precision import LossScaler
+from polyscale.topology import Topology
+
+log = logging.getLogger("polyscale")
+
+
+@dataclass
+class Setup:
+    """The parts of an engine."""
+
+    model: nn.Module
+    config: Config
+    batch: Batch
+    accelerator: Accelerator
+    communication: Communication
+    control: Control
+    watchdog: Watchdog
+    topology: Topology
+    device: torch.device
+    applied: DataParallelApplied
+    data_parallel: str
+    optimizer: torch.optim.Optimizer | None
+    lr_scheduler: Any
+    scaler: LossScaler | None
+    check_overflow: bool
+    dtypes: dict[str, str]
+    observers: Observers
+    data: Any = None
+    owns_topology: bool = True
+    _made: dict[str, Any] = field(default_factory=dict)
+
+    def checkpoint_storage(self) -> CheckpointStorage:
+        """The chosen checkpoint plugin, loaded when first used."""
+        found: CheckpointStorage = self._plugin("checkpoint", self.config.backends.checkpoint, "dcp")
+        return found
+
+    def io(self) -> FileIO:
+        """The chosen I/O plugin, loaded when first used."""
+        found: FileIO = self._plugin("io", self.config.backends.io, "threads")
+        return found
+
+    def _plugin(self, kind: str, requested: str, default: str) -> Any:
+        if kind not in self._made:
+            from polyscale.discovery import select
+            from polyscale.hooks import PluginContext
+
+            name = default if requested == "auto" else requested
+            options = dict(self.config.backends.options.get(name, {}))
+            context = PluginContext(name, options, self.config, self.accelerator)
+            self._made[kind] = select(kind, requested, default=[default], context=context)
+        return self._made[kind]
+
+    def close(self) -> None:
+        """Free everything, each part even when another one fails."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.watchdog.stop)
+            if self.owns_topology:
+                stack.callback(self.topology.close)
+            if "io" in self._made:
+                stack.callback(self._made["io"].close)
+            stack.callback(self.observers.close)
+            stack.callback(self.applied.close)

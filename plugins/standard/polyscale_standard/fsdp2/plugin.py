@@ -1,0 +1,216 @@
+"""The fsdp2 plugin: applies ``fully_shard`` unit by unit and fills the shards.
+
+Notable: the collectives sum (no averaging inside FSDP2), because the engine applies one fp32 factor at the update.
+Parameters that ``fully_shard`` cannot take stay whole: empty ones, which have nothing to train, and scalars, whose
+gradients ``gradients`` sums itself. FSDP2 is imported when the plugin is applied, not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from polyscale.errors import ConfigError, UnsupportedError, nearest
+from polyscale.hooks import PluginContext, hookimpl
+from polyscale.interfaces.parallelism import DataParallelApplied, ParallelContext, Part
+from polyscale.parameters.info import ParamInfo
+from polyscale.parameters.inspect import FoundParameter, find_parameters, master_dtype, mesh_of, shards
+from polyscale.parameters.start import fill_buffers, fill_whole, start_value
+from polyscale_standard.casting import pinned_modules, pinned_names
+from polyscale_standard.fsdp2.gradients import ShardedGradients
+from polyscale_standard.fsdp2.recompute import refuse_lost_gradients
+from polyscale_standard.fsdp2.store import DTensorStore
+from polyscale_standard.fsdp2.units import choose_units
+
+OPTIONS = ("unit_classes",)
+
+
+class Fsdp2Plugin:
+    """Entry point ``fsdp2``."""
+
+    interface_version = (1, 0)
+
+    @hookimpl
+    def polyscale_parallelism(self, context: PluginContext) -> Fsdp2:
+        """Hand over PyTorch's fully sharded data parallelism."""
+        return Fsdp2(unit_classes=_unit_classes(context.options))
+
+
+class Fsdp2:
+    """Data parallelism of stages 1 to 3. Option ``unit_classes``: class names of the units (default: found)."""
+
+    name = "fsdp2"
+    role: Literal["data"] = "data"
+    stages = (1, 2, 3)
+    honours: frozenset[str] = frozenset()
+
+    def __init__(self, *, unit_classes: tuple[str, ...] | None = None) -> None:
+        self.unit_classes = unit_classes
+
+    def apply(self, parts: list[Part], context: ParallelContext) -> DataParallelApplied:
+        """See the Protocol. ``fully_shard`` replaces parameters and changes the classes of its modules in place."""
+        found = find_parameters(parts)
+        pinned = pinned_names([entry.fqn for entry in found], context.precision.pinned)
+        _lift_masters(parts, context)
+        on_meta = any(entry.parameter.is_meta for entry in found)
+        if not on_meta:
+            fill_whole(parts, context)
+        lifted = find_parameters(parts)
+        whole = {entry.fqn: entry.parameter for entry in lifted if not _shardable(entry.parameter)}
+        for part in parts:
+            _shard(part.module, context, self.unit_classes, pinned_modules([part], pinned), set(whole.values()))
+        if on_meta:
+            _fill_shards(parts, context)
+        sharded = {entry.fqn: entry.parameter for entry in find_parameters(parts)}
+        infos = {entry.fqn: _info(entry, sharded[entry.fqn], context) for entry in lifted}
+        store = DTensorStore(parts, infos, sharded, context)
+        gradients = ShardedGradients(parts, store, context)
+        guards = refuse_lost_gradients(parts)
+
+        def close() -> None:
+            gradients.close()
+            for guard in guards:
+                guard.remove()
+
+        replaced = {entry.parameter: sharded[entry.fqn] for entry in found}
+        return DataParallelApplied(parts=parts, replaced=replaced, close=close, store=store, gradients=gradients)
+
+
+def _shardable(parameter: torch.Tensor) -> bool:
+    return parameter.dim() > 0 and parameter.numel() > 0
+
+
+def _lift_masters(parts: list[Part], context: ParallelContext) -> None:
+    """Bring every parameter to its master's dtype before it is sharded; refuse a mix that FSDP2 cannot reduce."""
+    dtypes: dict[torch.dtype, str] = {}
+    for entry in find_parameters(parts):
+        dtype = master_dtype(entry.parameter, context.precision.master)
+        if entry.parameter.dtype != dtype:
+            entry.parameter.data = entry.parameter.data.to(dtype)
+        if entry.parameter.requires_grad:
+            dtypes.setdefault(dtype, entry.fqn)
+    if len(dtypes) > 1:
+        raise UnsupportedError(
+            "Parameters of " + " and ".join(f"{dtype} ({fqn})" for dtype, fqn in dtypes.items()),
+            why="fsdp2 reduces the gradients of a unit in one dtype",
+            fix="Convert the model to one dtype first, or use zero_optimization.stage 0",
+        )
+
+
+def _shard(
+    module: nn.Module,
+    context: ParallelContext,
+    unit_classes: tuple[str, ...] | None,
+    pinned: list[nn.Module],
+    whole: set[nn.Parameter],
+) -> None:
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+    precision = context.precision
+    policy = MixedPrecisionPolicy(param_dtype=precision.parameter, reduce_dtype=_reduce_dtype(module, context))
+    common: dict[str, Any] = {
+        "mesh": context.topology.data_mesh(),
+        "reshard_after_forward": None if context.config.zero_optimization.stage == 3 else False,
+        "ignored_params": whole or None,
+    }
+    if precision.parameter is not None:
+        keep = MixedPrecisionPolicy(
+            param_dtype=precision.master or torch.float32,
+            reduce_dtype=policy.reduce_dtype,
+            output_dtype=precision.parameter,
+        )
+        for part in pinned:
+            fully_shard(part, mp_policy=keep, **common)
+    for unit in choose_units(module, unit_classes):
+        if not isinstance(unit, FSDPModule):
+            fully_shard(unit, mp_policy=policy, **common)
+    if not isinstance(module, FSDPModule):
+        fully_shard(module, mp_policy=policy, **common)
+    divisor = _divisor(context)
+    for child in module.modules():
+        if isinstance(child, FSDPModule):
+            child.set_gradient_divide_factor(divisor)
+            child.set_force_sum_reduction_for_comms(True)
+
+
+def _reduce_dtype(module: nn.Module, context: ParallelContext) -> torch.dtype | None:
+    """Dtype of the reduction: as configured, but an fp64 model is reduced in fp64."""
+    if any(parameter.dtype == torch.float64 for parameter in module.parameters()):
+        return None
+    return context.precision.reduction
+
+
+def _divisor(context: ParallelContext) -> float:
+    return float(context.config.gradient_predivide_factor) if context.config.prescale_gradients else 1.0
+
+
+@torch.no_grad()
+def _fill_shards(parts: list[Part], context: ParallelContext) -> None:
+    """Allocate the shards of a model on the meta device and fill them, one whole parameter in memory at a time."""
+    from polyscale.parameters.boxes import Region
+
+    for part in parts:
+        buffers = {
+            (id(module), key): value
+            for module in part.module.modules()
+            for key, value in module._buffers.items()
+            if value is not None and not value.is_meta
+        }
+        part.module.to_empty(device=context.device)
+        for name, module in part.module.named_modules():
+            for key in module._buffers:
+                if (id(module), key) in buffers:
+                    module._buffers[key] = buffers[id(module), key]
+                elif module._buffers[key] is not None:
+                    module._buffers[key] = module._buffers[key].to("meta")  # type: ignore[union-attr]
+            fill_buffers(module, ".".join(filter(None, (part.prefix, name))), context)
+    for entry in find_parameters(parts):
+        parameter = entry.parameter
+        value = start_value(entry.fqn, parameter, context).to(parameter.dtype)
+        if not hasattr(parameter, "to_local"):
+            parameter.copy_(value)
+            continue
+        region = Region((0,) * value.dim(), tuple(value.shape))
+        mesh, placements = mesh_of(parameter)
+        for axis, placement in enumerate(placements):
+            if placement.is_shard():
+                region = region.chunk(placement.dim, mesh.get_coordinate()[axis], mesh.size(axis))
+        parameter.to_local().copy_(region.cut(value))
+
+
+def _info(entry: FoundParameter, sharded: nn.Parameter, context: ParallelContext) -> ParamInfo:
+    model_mesh, model_placements = mesh_of(entry.parameter)
+    mesh, placements = mesh_of(sharded)
+    return ParamInfo(
+        fqn=entry.fqn,
+        shape=tuple(entry.parameter.shape),
+        dtype=sharded.dtype,
+        requires_grad=entry.parameter.requires_grad,
+        mesh=model_mesh,
+        placements=model_placements,
+        multiplicity=context.topology.world_size // shards(mesh, placements),
+        tied_to=entry.tied_to,
+    )
+
+
+def _unit_classes(options: Mapping[str, Any]) -> tuple[str, ...] | None:
+    for name in options:
+        if name not in OPTIONS:
+            raise ConfigError(
+                f"backends.options.fsdp2.{name}",
+                why="fsdp2 has no such option",
+                fix=f"Did you mean {nearest(name, OPTIONS)!r}?" if nearest(name, OPTIONS) else f"Options: {OPTIONS}",
+            )
+    classes = options.get("unit_classes")
+    if classes is None:
+        return None
+    if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
+        raise ConfigError(
+            f"backends.options.fsdp2.unit_classes = {classes!r}",
+            why="it must be a list of class names",
+            fix='Write for example ["GPT2Block"]',
+        )
+    return tuple(classes)

@@ -1,0 +1,75 @@
+"""Chooses the units: the modules whose parameters are gathered and reduced together.
+
+Automatic: the repeated blocks, that is the elements of an outermost list of two or more modules of one class that have
+children of their own. By name: every outermost module of the given classes. A block that shares a parameter with
+anything outside itself stays with the root's unit, so tied weights are always in one unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import nn
+
+from polyscale.errors import ConfigError, nearest
+
+
+def choose_units(root: nn.Module, class_names: Sequence[str] | None = None) -> list[nn.Module]:
+    """Return the unit modules of ``root`` in module order; the root itself, which holds the rest, is not listed.
+
+    Raises:
+        ConfigError: a class name matches no module.
+    """
+    units = _by_class(root, class_names) if class_names else _repeated_blocks(root)
+    return [unit for unit in units if any(True for _ in unit.parameters()) and not _shares(root, unit)]
+
+
+def _repeated_blocks(root: nn.Module) -> list[nn.Module]:
+    units: list[nn.Module] = []
+    for child in root.children():
+        elements = list(child.children())
+        classes = {type(element) for element in elements}
+        is_list = isinstance(child, (nn.ModuleList, nn.Sequential))
+        if is_list and len(elements) >= 2 and len(classes) == 1 and any(True for _ in elements[0].children()):
+            units.extend(elements)
+        else:
+            units.extend(_repeated_blocks(child))
+    return _distinct(units)
+
+
+def _by_class(root: nn.Module, class_names: Sequence[str]) -> list[nn.Module]:
+    present = {type(module).__name__ for module in root.modules()}
+    for name in class_names:
+        if name not in present:
+            hint = nearest(name, present)
+            raise ConfigError(
+                f"backends.options.fsdp2.unit_classes has {name!r}",
+                why="the model has no module of that class",
+                fix=f"Did you mean {hint!r}?" if hint else f"Classes of this model: {', '.join(sorted(present))}",
+            )
+    return _distinct(_outermost(root, set(class_names)))
+
+
+def _outermost(module: nn.Module, class_names: set[str]) -> list[nn.Module]:
+    found: list[nn.Module] = []
+    for child in module.children():
+        found.extend([child] if type(child).__name__ in class_names else _outermost(child, class_names))
+    return found
+
+
+def _shares(root: nn.Module, unit: nn.Module) -> bool:
+    """Whether a parameter of ``unit`` is also held by a module outside it."""
+    inside = {id(module) for module in unit.modules()}
+    own = {id(parameter) for parameter in unit.parameters()}
+    return any(
+        id(parameter) in own
+        for module in root.modules()
+        if id(module) not in inside
+        for parameter in module._parameters.values()
+        if parameter is not None
+    )
+
+
+def _distinct(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Drop repetitions: one block object that stands several times in a list is one unit."""
+    return list({id(module): module for module in modules}.values())
