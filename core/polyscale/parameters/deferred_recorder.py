@@ -1,0 +1,412 @@
+"""Recorder: runs a model's construction on the meta device and logs what it does to each storage.
+
+Notable: every ATen operator passes through one method. A factory that would allocate a large floating tensor returns a
+meta tensor instead; operators on such tensors run on meta (shapes only) and are logged. Random operators first run for
+real on memory that is freed at once, so that the generator moves exactly as in an eager construction. What needs real
+numbers (``item``, boolean masks, copies into real tensors) gets them by replaying. Python code that asks a deferred
+tensor for its device is told cpu, because torch's own initialisers skip tensors on meta.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
+
+from polyscale import _torch
+from polyscale.errors import PolyscaleError
+from polyscale.parameters.deferred_log import (
+    Geometry,
+    History,
+    Operation,
+    TensorRef,
+    Version,
+    history_of,
+    leaves,
+    map_leaves,
+    reference,
+    replay_reference,
+    start_history,
+)
+
+# Operators that set every element they are given without looking at what it was.
+_FILLS = {
+    f"aten::{name}"
+    for name in ("normal_", "uniform_", "fill_.Scalar", "fill_.Tensor", "zero_", "copy_", "random_", "random_.from")
+    + ("random_.to", "exponential_", "cauchy_", "log_normal_", "geometric_", "bernoulli_.float", "bernoulli_.Tensor")
+}
+# Operators that use only shape, strides and dtype of their first argument.
+_GEOMETRY_ONLY = {
+    f"aten::{name}"
+    for name in ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
+    + ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided", "randint_like.low_dtype")
+}
+_UNINITIALISED = {
+    f"aten::{name}"
+    for name in (
+        "empty.memory_format",
+        "empty_strided",
+        "empty_like",
+        "new_empty",
+        "new_empty_strided",
+        "empty_permuted",
+    )
+}
+# What torch itself puts beside a tensor on meta: the number of ``weight[0] = 1.0``, a real tensor brought over.
+_TO_META = {"aten::scalar_tensor", "aten::_to_copy"}
+_NEEDS_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+_META = torch.device("meta")
+
+
+class Recorder:
+    """Logs operators. ``threshold``: smallest number of elements of a tensor that is deferred.
+
+    ``seeds``: None moves the real generator and stores its states (an eager start, bit by bit); else a function from
+    the history that a random operator writes to a seed, and no generator is touched.
+    """
+
+    def __init__(self, *, threshold: int, seeds: Callable[[History | None], int] | None = None) -> None:
+        self._threshold = threshold
+        self._seeds = seeds
+        self._clock = 0
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record what this thread does."""
+        with _torch.dispatch_mode(self._dispatch), _Facade():
+            yield
+
+    def virtual(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A deferred tensor with the values of a real one, which must not change afterwards."""
+        with _torch.without_modes():
+            clone = torch.ops.aten.clone.default
+            meta = clone(_shadow(tensor))
+            self._log(clone, (tensor.detach(),), {}, [meta], [], None)
+        return meta
+
+    def uninitialised(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A deferred tensor laid out like ``tensor``, without values so far."""
+        with _torch.without_modes():
+            meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
+            start_history(meta, self._clock)
+        return meta
+
+    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with _torch.without_modes():
+            tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            if any(history_of(tensor) is not None for tensor in tensors):
+                return self._on_deferred(func, args, kwargs, tensors)
+            if self._may_defer(func, kwargs, tensors):
+                return self._defer(func, args, kwargs, tensors)
+            return func(*args, **kwargs)
+
+    # Operators on real tensors, and factories.
+
+    def _may_defer(self, func: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> bool:
+        if kwargs.get("pin_memory") or not (_is_cpu(kwargs.get("device")) or _brings_to_meta(func, kwargs)):
+            return False
+        if kwargs.get("layout") not in (None, torch.strided) or any(tag in func.tags for tag in _NEEDS_VALUES):
+            return False
+        if any(tensor.device.type != "cpu" or tensor.layout != torch.strided for tensor in tensors):
+            return False
+        reads = func.name() not in _GEOMETRY_ONLY and not _brings_to_meta(func, kwargs)
+        if reads and any(tensor.numel() >= self._threshold for tensor in tensors):
+            return False  # the values are in memory already, and would be held twice
+        return not _torch.returns_alias(func) and not _torch.written_arguments(func)
+
+    def _defer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Any:
+        try:
+            result = self._on_meta(func, args, kwargs, factory=not tensors)
+        except (RuntimeError, NotImplementedError, TypeError):  # no meta kernel, or an error that the real one explains
+            return func(*args, **kwargs)
+        made = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
+        large = any(tensor.numel() >= self._threshold and _is_float(tensor.dtype) for tensor in made)
+        if not (large or _brings_to_meta(func, kwargs)):
+            return func(*args, **kwargs)
+        random = self._advance(func, args, kwargs, None)
+        self._log(func, args, kwargs, made, [], random)
+        return result
+
+    # Operators on deferred tensors.
+
+    def _on_deferred(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
+    ) -> Any:
+        _refuse_empty_meta(func, tensors)
+        written = _written(func, args, kwargs)
+        into_real = any(history_of(tensor) is None for tensor in written)
+        elsewhere = not _is_cpu(kwargs.get("device")) and kwargs["device"].type != "meta"
+        if into_real or elsewhere or any(tag in func.tags for tag in _NEEDS_VALUES):
+            return self._with_values(func, args, kwargs, written)
+        try:
+            result = self._on_meta(func, args, kwargs, factory="device" in kwargs)
+        except (RuntimeError, NotImplementedError):
+            return self._with_values(func, args, kwargs, written)
+        made = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
+        is_new = any(history_of(tensor) is None for tensor in made)
+        if torch.Tag.inplace_view in func.tags or not (is_new or written):
+            return result  # a view: the tensor itself carries its geometry
+        target = history_of(written[0]) if written else None
+        random = self._advance(func, args, kwargs, target)
+        self._log(func, args, kwargs, made, written, random)
+        return result
+
+    def _with_values(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[torch.Tensor]
+    ) -> Any:
+        """Run for real on replayed inputs; a deferred tensor that is written gets the operator in its log."""
+        if not any(history_of(tensor) is not None for tensor in written):
+            return func(*map_leaves(args, _value), **map_leaves(kwargs, _value))
+        if any(history_of(tensor) is None for tensor in written):
+            raise PolyscaleError(
+                f"{func.name()} inside partitioned_init",
+                why="it writes into tensors of which some are recorded and some are real",
+                fix="Write them in separate calls, or build this model without partitioned_init",
+            )
+        self._log(func, args, kwargs, [], written, self._advance(func, args, kwargs, history_of(written[0])))
+        return written[0] if func._schema.returns else None
+
+    # Common parts.
+
+    def _on_meta(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, factory: bool) -> Any:
+        def shadow(leaf: Any) -> Any:
+            return _shadow(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+        meta_kwargs = map_leaves(kwargs, shadow)
+        if factory:
+            meta_kwargs["device"] = _META
+        if "generator" in meta_kwargs:
+            meta_kwargs["generator"] = None
+        return func(*map_leaves(args, shadow), **meta_kwargs)
+
+    def _advance(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], target: History | None
+    ) -> torch.Tensor | int | None:
+        """Move the generator as the real operator would; return its state before, or the seed that stands for it."""
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return None
+        if self._seeds is not None:
+            return self._seeds(target)
+        generator = kwargs.get("generator") or torch.default_generator
+        state = generator.get_state()
+        fills = {id(tensor) for tensor in _written(func, args, kwargs)} if func.name() in _FILLS else set()
+        first_is_geometry = func.name() in _GEOMETRY_ONLY
+
+        def real(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            if id(leaf) in fills or (first_is_geometry and leaf is args[0]):
+                return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="cpu")
+            return _value(leaf)
+
+        func(*map_leaves(args, real), **map_leaves(kwargs, real))
+        return state
+
+    def _log(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        made: list[torch.Tensor],
+        written: list[torch.Tensor],
+        random: torch.Tensor | int | None,
+    ) -> None:
+        touched = [history for leaf in leaves((args, kwargs)) if (history := history_of(leaf)) is not None]
+        self._clock = max([self._clock, *(history.clock for history in touched)]) + 1
+        outputs = [None if history_of(tensor) is not None else self._new(tensor) for tensor in made]
+        for history in touched:
+            history.clock = self._clock
+        if func.name() in _UNINITIALISED and not written:
+            return
+        operation = self._operation(func, args, kwargs, outputs, written, random)
+        for ref in outputs:
+            if ref is not None:
+                ref.history.head = Version(operation, None)
+        for ref in operation.written:
+            keeps = not (func.name() in _FILLS and _covers(ref))
+            ref.history.head = Version(operation, ref.version if keeps else None)
+
+    def _operation(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        outputs: list[TensorRef | None],
+        written: list[torch.Tensor],
+        random: torch.Tensor | int | None,
+    ) -> Operation:
+        geometry = args[0] if func.name() in _GEOMETRY_ONLY else None
+        targets = {id(tensor) for tensor in written}
+        reads: list[Version] = []
+
+        def stored(leaf: Any) -> Any:
+            if isinstance(leaf, torch.device):
+                return torch.device("cpu")
+            if isinstance(leaf, torch.Generator):
+                return None
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            if leaf is geometry:
+                return Geometry(tuple(leaf.shape), leaf.stride(), leaf.dtype)
+            history = history_of(leaf)
+            if history is None:
+                return leaf.detach().clone()
+            ref = reference(leaf, history)
+            overwritten = id(leaf) in targets and func.name() in _FILLS
+            if ref.version is not None and not overwritten:
+                reads.append(ref.version)
+            return ref
+
+        new_args, new_kwargs = map_leaves(args, stored), map_leaves(kwargs, stored)
+        if outputs and not any(isinstance(leaf, torch.Tensor) for leaf in leaves((args, kwargs))):
+            new_kwargs["device"] = torch.device("cpu")
+        places = tuple(reference(tensor, _expect(tensor)) for tensor in written)
+        return Operation(
+            number=self._clock,
+            func=func,
+            args=new_args,
+            kwargs=new_kwargs,
+            outputs=tuple(outputs),
+            written=places,
+            random=random,
+            default_dtype=torch.get_default_dtype(),
+            reads=tuple(reads),
+        )
+
+    def _new(self, tensor: torch.Tensor) -> TensorRef:
+        return reference(tensor, start_history(tensor, self._clock))
+
+
+class _Facade(TorchFunctionMode):
+    """What Python code sees of a deferred tensor: device cpu, and numbers where it asks for numbers."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is is_recording:
+            return True
+        handler = _FACADE.get(func)
+        if handler is not None and any(history_of(leaf) is not None for leaf in leaves((args, kwargs))):
+            return handler(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def is_recording(probe: torch.Tensor | None = None) -> bool:
+    """Whether this thread records: asked of the function modes themselves, so that no flag has to be kept."""
+    probe = torch.ops.aten.empty.memory_format([0], device=_META) if probe is None else probe
+    if has_torch_function((probe,)):
+        return bool(handle_torch_function(is_recording, (probe,), probe))
+    return False
+
+
+def _set_data(func: Any, args: Any, kwargs: Any) -> Any:
+    tensor, value = args
+    if history_of(tensor) is None:
+        return func(tensor, _value(value))
+    if history_of(value) is None and value.device.type == "cpu":
+        value = Recorder(threshold=0).virtual(value.clone())
+    return func(tensor, value)
+
+
+def _to(func: Any, args: Any, kwargs: Any) -> Any:
+    """``to``, ``cpu`` and ``type_as`` keep a deferred tensor where it is, and take from one its dtype only."""
+    home = torch.device("cpu") if history_of(args[0]) is None else _META
+    if func is torch.Tensor.cpu:
+        return torch.Tensor.to(args[0], _META)
+
+    def placed(leaf: Any) -> Any:
+        if isinstance(leaf, (str, torch.device)):
+            return home if _is_cpu(leaf) else leaf
+        return leaf
+
+    arguments = dict(kwargs)
+    other = arguments.pop("other", None)
+    rest = [placed(leaf) for leaf in args[1:]]
+    if rest and isinstance(rest[0], torch.Tensor):
+        other = rest.pop(0)
+    arguments = map_leaves(arguments, placed)
+    if other is not None:
+        arguments.update(dtype=other.dtype, device=home if _is_home(other) else other.device)
+        names = ("non_blocking", "copy")
+        arguments.update(zip(names, rest, strict=False))
+        rest = []
+    return torch.Tensor.to(args[0], *rest, **arguments)
+
+
+_FACADE: dict[Any, Callable[[Any, Any, Any], Any]] = {
+    torch.Tensor.device.__get__: lambda func, args, kwargs: torch.device("cpu"),  # type: ignore[attr-defined]
+    torch.Tensor.is_meta.__get__: lambda func, args, kwargs: False,  # type: ignore[attr-defined]
+    torch.Tensor.is_cpu.__get__: lambda func, args, kwargs: True,  # type: ignore[attr-defined]
+    torch.Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
+    torch.Tensor.to: _to,
+    torch.Tensor.cpu: _to,
+    torch.Tensor.type_as: _to,
+    **dict.fromkeys(
+        (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__),
+        lambda func, args, kwargs: func(_value(args[0]), *args[1:], **kwargs),
+    ),
+}
+
+
+def _value(leaf: Any) -> Any:
+    """The real tensor for a deferred one; anything else as it is."""
+    history = history_of(leaf)
+    return leaf if history is None else replay_reference(reference(leaf, history))
+
+
+def _shadow(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_meta:
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
+
+
+def _expect(tensor: torch.Tensor) -> History:
+    history = history_of(tensor)
+    assert history is not None
+    return history
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    found = []
+    for position, name in _torch.written_arguments(func):
+        value = args[position] if position < len(args) else kwargs.get(name)
+        found += [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
+    return found
+
+
+def _covers(ref: TensorRef) -> bool:
+    """Whether a tensor is all of its storage, row by row."""
+    expected = 1
+    for size, stride in zip(reversed(ref.size), reversed(ref.stride), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return ref.offset == 0 and expected * ref.dtype.itemsize == ref.history.nbytes
+
+
+def _refuse_empty_meta(func: Any, tensors: list[torch.Tensor]) -> None:
+    if any(tensor.is_meta and history_of(tensor) is None for tensor in tensors):
+        raise PolyscaleError(
+            f"{func.name()} of a recorded tensor and one made on the meta device",
+            why="a tensor made with device='meta' has no values",
+            fix="Inside partitioned_init leave the device out; memory is saved all the same",
+        )
+
+
+def _brings_to_meta(func: Any, kwargs: dict[str, Any]) -> bool:
+    device = kwargs.get("device")
+    return func.name() in _TO_META and device is not None and device.type == "meta"
+
+
+def _is_home(tensor: torch.Tensor) -> bool:
+    return history_of(tensor) is not None or tensor.device.type == "cpu"
+
+
+def _is_cpu(device: Any) -> bool:
+    return device is None or torch.device(device).type == "cpu"
+
+
+def _is_float(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
