@@ -75,8 +75,8 @@ class TorchAccelerator:
             try:
                 import_module(module)
             except ImportError as error:
-                why = f"importing {module} failed: {error}"
-                raise UnsupportedError(f"accelerator {self.name!r}", why=why, fix=self.install) from error
+                why = f"Importing {module} failed: {error}"
+                raise UnsupportedError(f"Accelerator {self.name!r}", why=why, fix=self.install) from error
         self._check_private_owner()
 
     # Devices
@@ -120,7 +120,7 @@ class TorchAccelerator:
         Raises:
             UnsupportedError: the device does not count memory.
         """
-        self._need(self.capabilities.memory_statistics, "memory statistics")
+        self._need(self.capabilities.memory_statistics, "Memory statistics")
         return MemoryUse(
             allocated=int(self._call("memory_allocated")),
             reserved=int(self._call("memory_reserved")),
@@ -201,8 +201,8 @@ class TorchAccelerator:
 
     def _module(self) -> Any:
         module = self._find_module()
-        if module is None:
-            raise UnsupportedError(f"accelerator {self.name!r}", why=self.why_unavailable())
+        if module is None or not module.is_available():
+            raise UnsupportedError(f"Accelerator {self.name!r}", why=self.why_unavailable())
         return module
 
     def _call(self, function: str) -> Any:
@@ -226,7 +226,7 @@ class TorchAccelerator:
 
     def _need(self, declared: bool, what: str) -> None:
         if not declared:
-            raise UnsupportedError(f"{what} of accelerator {self.name!r}", why="the device does not declare them")
+            raise UnsupportedError(f"{what} of accelerator {self.name!r}", why="The device does not declare them")
 
     def _check_index(self, index: int) -> None:
         count = self.device_count()
@@ -249,8 +249,8 @@ class TorchAccelerator:
         owner = _torch.privateuse1_owner()
         if owner not in (None, self.device_type):
             raise UnsupportedError(
-                f"accelerator {self.name!r}",
-                why=f"torch has one slot for out-of-tree devices, and {owner!r} owns it in this process",
+                f"Accelerator {self.name!r}",
+                why=f"Torch has one slot for out-of-tree devices, and {owner!r} owns it in this process",
                 fix=f"Choose accelerator {owner!r}, or uninstall the package that registers it",
             )
 

@@ -179,7 +179,7 @@ def _check_hook(manager: pluggy.PluginManager, plugin: Any, info: PluginInfo) ->
 
 def _wrong_hook(why: str, info: PluginInfo) -> PluginError:
     hook = kind_of(info.installed.kind).hook
-    near = nearest(hook, [name for name in vars(info.plugin) if name != hook and not name.startswith("__")])
+    near = nearest(hook, [name for name in dir(info.plugin) if name != hook and not name.startswith("__")])
     misspelt = f"Rename {near} to {hook}. " if near else ""
     return PluginError(
         info.installed.label,

@@ -118,8 +118,8 @@ class C10dCommunication:
         known = [entry.lower() for entry in dist.Backend.backend_capability.get(self.name, [])]
         if known and device_type not in known:
             raise UnsupportedError(
-                f"communication {self.name!r} for device type {device_type!r}",
-                why=f"it moves tensors of {', '.join(known)}",
+                f"Communication {self.name!r} for device type {device_type!r}",
+                why=f"It moves tensors of {', '.join(known)}",
                 fix='Set "backends": {"communication": "auto"}',
             )
         if device_type == "cpu":
@@ -174,7 +174,7 @@ class C10dCommunication:
         if input.numel() % world:
             raise PolyscaleError(
                 f"all_to_all of {input.numel()} elements over {world} ranks",
-                why="each rank is sent an equal part",
+                why="Each rank is sent an equal part",
                 fix=f"Give a multiple of {world}",
             )
         out, inp = _bytes(output).view(-1), _bytes(input).view(-1)
@@ -219,12 +219,12 @@ class C10dCommunication:
         if op not in _OPS:
             near = nearest(op, _OPS)
             hint = f"Did you mean {near!r}? " if near else ""
-            raise UnsupportedError(f"reduction {op!r}", fix=f"{hint}Valid: {', '.join(_OPS)}")
+            raise UnsupportedError(f"Reduction {op!r}", fix=f"{hint}Valid: {', '.join(_OPS)}")
         long = str(dtype).removeprefix("torch.")
         if _SHORT.get(long, long) not in self.sums:
             raise UnsupportedError(
-                f"{op} of {long} over {self.name}",
-                why="the backend cannot reduce this dtype",
+                f"A {op} of {long} over {self.name}",
+                why="The backend cannot reduce this dtype",
                 fix=f"Convert to one of {', '.join(self.sums)}",
             )
 
@@ -262,7 +262,7 @@ def _world(what: str, group: ProcessGroup | None) -> int:
     import torch.distributed as dist
 
     if not dist.is_initialized():
-        raise PolyscaleError(what, why="there is no process group", fix="Call polyscale.initialize first")
+        raise PolyscaleError(what, why="There is no process group", fix="Call polyscale.initialize first")
     world = dist.get_world_size(group)
     if world < 1:
         raise PolyscaleError(what, why=f"rank {dist.get_rank()} is not a member of the group")
@@ -275,9 +275,9 @@ def _check_peer(what: str, rank: int, group: ProcessGroup | None, *, other: bool
     _world(what, group)
     ranks = dist.get_process_group_ranks(group)
     if rank not in ranks:
-        raise PolyscaleError(f"{what} with rank {rank}", why=f"the group holds ranks {_spans(ranks)}")
+        raise PolyscaleError(f"{what} with rank {rank}", why=f"The group holds ranks {_spans(ranks)}")
     if other and rank == dist.get_rank():
-        raise PolyscaleError(f"{what} with rank {rank}", why="that is this rank itself")
+        raise PolyscaleError(f"{what} with rank {rank}", why="That is this rank itself")
 
 
 def _spans(ranks: Sequence[int]) -> str:
@@ -290,7 +290,7 @@ def _check_contiguous(what: str, *tensors: torch.Tensor) -> None:
         if not tensor.is_contiguous():
             raise PolyscaleError(
                 f"{what} of a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()}",
-                why="it is not contiguous",
+                why="It is not contiguous",
                 fix="Give tensor.contiguous()",
             )
 
@@ -300,12 +300,12 @@ def _check_sizes(what: str, *, whole: torch.Tensor, part: torch.Tensor, world: i
     if whole.dtype != part.dtype or whole.device != part.device:
         raise PolyscaleError(
             f"{what} between {whole.dtype} on {whole.device} and {part.dtype} on {part.device}",
-            why="dtypes and devices must be equal",
+            why="Dtypes and devices must be equal",
         )
     if whole.numel() != world * part.numel():
         raise PolyscaleError(
             f"{what} with {whole.numel()} elements on one side and {part.numel()} on the other",
-            why=f"over {world} ranks the larger side needs {world * part.numel()}",
+            why=f"Over {world} ranks the larger side needs {world * part.numel()}",
         )
 
 
