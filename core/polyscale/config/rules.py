@@ -1,0 +1,103 @@
+"""What cannot be true together, and what has another place: checked on the whole, before anything is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+from polyscale.config.batch import ACCUMULATION, MICRO, TRAIN
+from polyscale.config.errors import BatchError, NotBuiltError, WrongValueError
+from polyscale.errors import ConfigError
+
+if TYPE_CHECKING:
+    from polyscale.config.config import Config
+
+UNBUILT_OPTIMIZERS: Mapping[str, str] = {
+    "lamb": "adamw",
+    "onebitadam": "adam",
+    "zerooneadam": "adam",
+    "onebitlamb": "adamw",
+    "muadam": "adam",
+    "muadamw": "adamw",
+    "musgd": "sgd",
+}
+"""DeepSpeed's optimizers that no plugin here provides -> the nearest that one does."""
+
+
+def contradictions(config: Config, set_keys: Mapping[str, Any]) -> list[ConfigError]:
+    """Return what is wrong with values that are each fine by themselves.
+
+    Args:
+        config: the values.
+        set_keys: what the user wrote, to tell a default from a wish.
+    """
+    return [*_precision(config, set_keys), *_optimizer(config), *_batch(config), *_sections(config)]
+
+
+def _precision(config: Config, set_keys: Mapping[str, Any]) -> Iterator[ConfigError]:
+    if config.fp16.enabled and config.bf16.enabled:
+        yield WrongValueError(
+            "fp16.enabled true, bf16.enabled true",
+            why="a model computes in one of them",
+            fix="Turn one off; bf16 needs no loss scaling",
+        )
+        return
+    chosen = config.backends.precision
+    for name in ("fp16", "bf16"):
+        section = set_keys.get(name)
+        wish = section.get("enabled") if isinstance(section, Mapping) else None
+        if (wish is True and chosen not in ("auto", name)) or (wish is False and chosen == name):
+            yield WrongValueError(
+                f"backends.precision {chosen!r}, {name}.enabled {str(wish).lower()}",
+                why="they contradict one another",
+                fix=f"Leave out {name}.enabled or backends.precision",
+            )
+
+
+def _optimizer(config: Config) -> Iterator[ConfigError]:
+    optimizer = config.optimizer
+    if optimizer is None:
+        return
+    places = {"optimizer.params": optimizer.params}
+    places.update({f"optimizer.groups[{i}].params": group.params for i, group in enumerate(optimizer.groups)})
+    for path, params in places.items():
+        if "max_grad_norm" in params:
+            yield WrongValueError(
+                f"{path}.max_grad_norm = {params['max_grad_norm']!r}",
+                why="clipping is done by the engine, over all parameters",
+                fix=f"Write gradient_clipping: {params['max_grad_norm']!r} at the top level",
+            )
+    name = optimizer.type.lower()
+    if name in UNBUILT_OPTIMIZERS and name not in {entry.name for entry in entry_points(group="polyscale.optimizer")}:
+        yield NotBuiltError(
+            f"optimizer.type = {optimizer.type!r}",
+            why="it is known, and no installed plugin provides it",
+            fix=f"The nearest that works: {UNBUILT_OPTIMIZERS[name]!r}",
+        )
+
+
+def _batch(config: Config) -> Iterator[ConfigError]:
+    train, micro = config.train_batch_size, config.train_micro_batch_size_per_gpu
+    accumulation = config.gradient_accumulation_steps
+    portion = (micro or 1) * (accumulation or 1)
+    if train is not None and train % portion:
+        parts = [f"{MICRO} {micro}"] * (micro is not None) + [f"{ACCUMULATION} {accumulation}"] * (
+            accumulation is not None
+        )
+        nearest = max(1, round(train / portion)) * portion
+        yield BatchError(
+            f"{TRAIN} {train}, {', '.join(parts)}",
+            why=f"{train} is no multiple of {portion}, so no number of data-parallel ranks makes it right",
+            fix=f"Nearest that multiplies: {TRAIN} {nearest}, on {nearest // portion} ranks",
+        )
+
+
+def _sections(config: Config) -> Iterator[ConfigError]:
+    if config.topology.dp_shard == 0:
+        yield WrongValueError(
+            "topology.dp_shard = 0", why="expected at least 1, or -1", fix="-1 fills up what dp_replicate leaves"
+        )
+    steps = config.data_types.keep_in_fp32_modules
+    if isinstance(steps, list) and "" in steps:
+        yield WrongValueError("data_types.keep_in_fp32_modules holds ''", why="an empty pattern matches no name")

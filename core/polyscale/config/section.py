@@ -1,0 +1,102 @@
+"""What a section of the configuration is made of: a frozen pydantic model whose fields say their status.
+
+Notable: a field is written with the function that names its status, so the table of what is honoured, what has no
+effect here and what is not built yet stands where the key is declared:
+
+    stage: Int = honoured(0, "What is sharded ...", ge=0, le=3)
+    overlap_comm: bool | None = no_effect(None, "Reduce while ...", reason="gradients are always reduced ...")
+
+Values are strict (``"3"`` is not a number, ``1`` is not a boolean), but ``5e8`` is a whole number, as JSON writes it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+class Status(str, Enum):
+    """What becomes of a key."""
+
+    HONOURED = "honoured"
+    NO_EFFECT = "no effect here"
+    NEEDS_PLUGIN = "needs a plugin that honours it"
+    NOT_BUILT = "not built yet"
+
+
+class _Marker(Enum):
+    SAME = "same"
+    NEW = "new"
+
+
+SAME = _Marker.SAME
+"""DeepSpeed has the same default."""
+NEW = _Marker.NEW
+"""DeepSpeed has no such key."""
+
+
+class Section(BaseModel):
+    """Base of all sections.
+
+    Attributes:
+        switch: the key that turns the section on, and its values that mean off.
+        presence: whether the section asks for its feature by being there at all.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        defer_build=True,
+        validate_default=False,
+        protected_namespaces=(),
+    )
+    switch: ClassVar[tuple[str, tuple[Any, ...]] | None] = None
+    presence: ClassVar[bool] = False
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+Int = Annotated[int, BeforeValidator(_whole)]
+"""A whole number; ``5e8`` counts as one."""
+
+
+def honoured(default: Any, text: str, *, deepspeed: Any = SAME, **constraints: Any) -> Any:
+    """Declare a key that does what it says.
+
+    Args:
+        default: ``...``: it must be given; a section's class: it is always there, with that section's defaults.
+        text: a sentence about it.
+        deepspeed: DeepSpeed's default, where it is another; NEW: DeepSpeed has no such key.
+        constraints: of the value (``ge``, ``gt``, ``le``, ``lt``, ``min_length``).
+    """
+    return _field(default, text, Status.HONOURED, "", deepspeed, constraints)
+
+
+def no_effect(default: Any, text: str, *, reason: str, deepspeed: Any = SAME, **constraints: Any) -> Any:
+    """Declare a key that is harmless here; ``reason`` says why it changes nothing."""
+    return _field(default, text, Status.NO_EFFECT, reason, deepspeed, constraints)
+
+
+def needs_plugin(default: Any, text: str, *, nearest: str, deepspeed: Any = SAME, **constraints: Any) -> Any:
+    """Declare a key that a plugin may honour; without one it is refused with ``nearest``, what works instead."""
+    return _field(default, text, Status.NEEDS_PLUGIN, nearest, deepspeed, constraints)
+
+
+def not_built(default: Any, text: str, *, nearest: str, deepspeed: Any = SAME, **constraints: Any) -> Any:
+    """Declare a key that is refused unless it has its default; ``nearest`` says what works instead."""
+    return _field(default, text, Status.NOT_BUILT, nearest, deepspeed, constraints)
+
+
+def _field(default: Any, text: str, status: Status, reason: str, deepspeed: Any, constraints: dict[str, Any]) -> Any:
+    extra = {"status": status, "reason": reason, "deepspeed": deepspeed}
+    if isinstance(default, type) and issubclass(default, Section):
+        return Field(default_factory=default, description=text, json_schema_extra=extra, **constraints)
+    return Field(default, description=text, json_schema_extra=extra, **constraints)

@@ -1,0 +1,1 @@
+"""The sections that are honoured, in whole or in part: one file each."""
