@@ -102,7 +102,7 @@ class Operation:
 def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
     """Apply ``function`` to every leaf of nested lists, tuples and dicts, as operators' arguments are nested."""
     if isinstance(value, (list, tuple)):
-        return type(value)(map_leaves(item, function) for item in value)  # type: ignore[call-arg]
+        return type(value)(map_leaves(item, function) for item in value)
     if isinstance(value, dict):
         return {key: map_leaves(item, function) for key, item in value.items()}
     return function(value)
@@ -152,6 +152,12 @@ def reference(tensor: torch.Tensor, history: History) -> TensorRef:
     return TensorRef(
         history, history.head, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.dtype
     )
+
+
+def real_value(leaf: Any) -> Any:
+    """The real tensor for a deferred one; anything else as it is."""
+    history = history_of(leaf)
+    return leaf if history is None else replay_reference(reference(leaf, history))
 
 
 def replay_reference(ref: TensorRef, *, poison: bool = False) -> torch.Tensor:
@@ -217,7 +223,7 @@ class _Memory:
         self._storages.pop(history, None)
 
     def _fresh(self, history: History) -> torch.UntypedStorage:
-        storage = torch.UntypedStorage(history.nbytes, device="cpu")
+        storage: torch.UntypedStorage = torch.empty(history.nbytes, dtype=torch.uint8, device="cpu").untyped_storage()
         if self._poison and history.dtype.is_floating_point:
             count = history.nbytes // history.dtype.itemsize
             torch.empty(0, dtype=history.dtype, device="cpu").set_(storage, 0, (count,), (1,)).fill_(float("nan"))

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
 from polyscale import _torch
 from polyscale.errors import PolyscaleError
+from polyscale.parameters.deferred_facade import Facade, is_cpu
 from polyscale.parameters.deferred_log import (
     Geometry,
     History,
@@ -27,36 +27,29 @@ from polyscale.parameters.deferred_log import (
     history_of,
     leaves,
     map_leaves,
+    real_value,
     reference,
-    replay_reference,
     start_history,
 )
 
+
+def _aten(names: str) -> frozenset[str]:
+    return frozenset(f"aten::{name}" for name in names.split())
+
+
 # Operators that set every element they are given without looking at what it was.
-_FILLS = {
-    f"aten::{name}"
-    for name in ("normal_", "uniform_", "fill_.Scalar", "fill_.Tensor", "zero_", "copy_", "random_", "random_.from")
-    + ("random_.to", "exponential_", "cauchy_", "log_normal_", "geometric_", "bernoulli_.float", "bernoulli_.Tensor")
-}
+_FILLS = _aten(
+    "normal_ uniform_ fill_.Scalar fill_.Tensor zero_ copy_ random_ random_.from random_.to exponential_ cauchy_ "
+    "log_normal_ geometric_ bernoulli_.float bernoulli_.Tensor"
+)
 # Operators that use only shape, strides and dtype of their first argument.
-_GEOMETRY_ONLY = {
-    f"aten::{name}"
-    for name in ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
-    + ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided", "randint_like.low_dtype")
-}
-_UNINITIALISED = {
-    f"aten::{name}"
-    for name in (
-        "empty.memory_format",
-        "empty_strided",
-        "empty_like",
-        "new_empty",
-        "new_empty_strided",
-        "empty_permuted",
-    )
-}
+_GEOMETRY_ONLY = _aten(
+    "empty_like zeros_like ones_like full_like rand_like randn_like randint_like randint_like.low_dtype "
+    "new_empty new_zeros new_ones new_full new_empty_strided"
+)
+_UNINITIALISED = _aten("empty.memory_format empty_strided empty_permuted empty_like new_empty new_empty_strided")
 # What torch itself puts beside a tensor on meta: the number of ``weight[0] = 1.0``, a real tensor brought over.
-_TO_META = {"aten::scalar_tensor", "aten::_to_copy"}
+_TO_META = _aten("scalar_tensor _to_copy")
 _NEEDS_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _META = torch.device("meta")
 
@@ -76,14 +69,14 @@ class Recorder:
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record what this thread does."""
-        with _torch.dispatch_mode(self._dispatch), _Facade():
+        with _torch.dispatch_mode(self._dispatch), Facade(self.virtual):
             yield
 
     def virtual(self, tensor: torch.Tensor) -> torch.Tensor:
         """A deferred tensor with the values of a real one, which must not change afterwards."""
         with _torch.without_modes():
             clone = torch.ops.aten.clone.default
-            meta = clone(_shadow(tensor))
+            meta: torch.Tensor = clone(_shadow(tensor))
             self._log(clone, (tensor.detach(),), {}, [meta], [], None)
         return meta
 
@@ -106,7 +99,7 @@ class Recorder:
     # Operators on real tensors, and factories.
 
     def _may_defer(self, func: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> bool:
-        if kwargs.get("pin_memory") or not (_is_cpu(kwargs.get("device")) or _brings_to_meta(func, kwargs)):
+        if kwargs.get("pin_memory") or not (is_cpu(kwargs.get("device")) or _brings_to_meta(func, kwargs)):
             return False
         if kwargs.get("layout") not in (None, torch.strided) or any(tag in func.tags for tag in _NEEDS_VALUES):
             return False
@@ -138,7 +131,7 @@ class Recorder:
         _refuse_empty_meta(func, tensors)
         written = _written(func, args, kwargs)
         into_real = any(history_of(tensor) is None for tensor in written)
-        elsewhere = not _is_cpu(kwargs.get("device")) and kwargs["device"].type != "meta"
+        elsewhere = not is_cpu(kwargs.get("device")) and kwargs["device"].type != "meta"
         if into_real or elsewhere or any(tag in func.tags for tag in _NEEDS_VALUES):
             return self._with_values(func, args, kwargs, written)
         try:
@@ -159,7 +152,7 @@ class Recorder:
     ) -> Any:
         """Run for real on replayed inputs; a deferred tensor that is written gets the operator in its log."""
         if not any(history_of(tensor) is not None for tensor in written):
-            return func(*map_leaves(args, _value), **map_leaves(kwargs, _value))
+            return func(*map_leaves(args, real_value), **map_leaves(kwargs, real_value))
         if any(history_of(tensor) is None for tensor in written):
             raise PolyscaleError(
                 f"{func.name()} inside partitioned_init",
@@ -193,14 +186,14 @@ class Recorder:
         generator = kwargs.get("generator") or torch.default_generator
         state = generator.get_state()
         fills = {id(tensor) for tensor in _written(func, args, kwargs)} if func.name() in _FILLS else set()
-        first_is_geometry = func.name() in _GEOMETRY_ONLY
+        geometry: Any = args[0] if func.name() in _GEOMETRY_ONLY else None
 
         def real(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
                 return leaf
-            if id(leaf) in fills or (first_is_geometry and leaf is args[0]):
+            if id(leaf) in fills or leaf is geometry:
                 return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="cpu")
-            return _value(leaf)
+            return real_value(leaf)
 
         func(*map_leaves(args, real), **map_leaves(kwargs, real))
         return state
@@ -238,7 +231,7 @@ class Recorder:
         written: list[torch.Tensor],
         random: torch.Tensor | int | None,
     ) -> Operation:
-        geometry = args[0] if func.name() in _GEOMETRY_ONLY else None
+        geometry: Any = args[0] if func.name() in _GEOMETRY_ONLY else None
         targets = {id(tensor) for tensor in written}
         reads: list[Version] = []
 
@@ -278,82 +271,6 @@ class Recorder:
 
     def _new(self, tensor: torch.Tensor) -> TensorRef:
         return reference(tensor, start_history(tensor, self._clock))
-
-
-class _Facade(TorchFunctionMode):
-    """What Python code sees of a deferred tensor: device cpu, and numbers where it asks for numbers."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is is_recording:
-            return True
-        handler = _FACADE.get(func)
-        if handler is not None and any(history_of(leaf) is not None for leaf in leaves((args, kwargs))):
-            return handler(func, args, kwargs)
-        return func(*args, **kwargs)
-
-
-def is_recording(probe: torch.Tensor | None = None) -> bool:
-    """Whether this thread records: asked of the function modes themselves, so that no flag has to be kept."""
-    probe = torch.ops.aten.empty.memory_format([0], device=_META) if probe is None else probe
-    if has_torch_function((probe,)):
-        return bool(handle_torch_function(is_recording, (probe,), probe))
-    return False
-
-
-def _set_data(func: Any, args: Any, kwargs: Any) -> Any:
-    tensor, value = args
-    if history_of(tensor) is None:
-        return func(tensor, _value(value))
-    if history_of(value) is None and value.device.type == "cpu":
-        value = Recorder(threshold=0).virtual(value.clone())
-    return func(tensor, value)
-
-
-def _to(func: Any, args: Any, kwargs: Any) -> Any:
-    """``to``, ``cpu`` and ``type_as`` keep a deferred tensor where it is, and take from one its dtype only."""
-    home = torch.device("cpu") if history_of(args[0]) is None else _META
-    if func is torch.Tensor.cpu:
-        return torch.Tensor.to(args[0], _META)
-
-    def placed(leaf: Any) -> Any:
-        if isinstance(leaf, (str, torch.device)):
-            return home if _is_cpu(leaf) else leaf
-        return leaf
-
-    arguments = dict(kwargs)
-    other = arguments.pop("other", None)
-    rest = [placed(leaf) for leaf in args[1:]]
-    if rest and isinstance(rest[0], torch.Tensor):
-        other = rest.pop(0)
-    arguments = map_leaves(arguments, placed)
-    if other is not None:
-        arguments.update(dtype=other.dtype, device=home if _is_home(other) else other.device)
-        names = ("non_blocking", "copy")
-        arguments.update(zip(names, rest, strict=False))
-        rest = []
-    return torch.Tensor.to(args[0], *rest, **arguments)
-
-
-_FACADE: dict[Any, Callable[[Any, Any, Any], Any]] = {
-    torch.Tensor.device.__get__: lambda func, args, kwargs: torch.device("cpu"),  # type: ignore[attr-defined]
-    torch.Tensor.is_meta.__get__: lambda func, args, kwargs: False,  # type: ignore[attr-defined]
-    torch.Tensor.is_cpu.__get__: lambda func, args, kwargs: True,  # type: ignore[attr-defined]
-    torch.Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
-    torch.Tensor.to: _to,
-    torch.Tensor.cpu: _to,
-    torch.Tensor.type_as: _to,
-    **dict.fromkeys(
-        (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__),
-        lambda func, args, kwargs: func(_value(args[0]), *args[1:], **kwargs),
-    ),
-}
-
-
-def _value(leaf: Any) -> Any:
-    """The real tensor for a deferred one; anything else as it is."""
-    history = history_of(leaf)
-    return leaf if history is None else replay_reference(reference(leaf, history))
 
 
 def _shadow(tensor: torch.Tensor) -> torch.Tensor:
@@ -398,14 +315,6 @@ def _refuse_empty_meta(func: Any, tensors: list[torch.Tensor]) -> None:
 def _brings_to_meta(func: Any, kwargs: dict[str, Any]) -> bool:
     device = kwargs.get("device")
     return func.name() in _TO_META and device is not None and device.type == "meta"
-
-
-def _is_home(tensor: torch.Tensor) -> bool:
-    return history_of(tensor) is not None or tensor.device.type == "cpu"
-
-
-def _is_cpu(device: Any) -> bool:
-    return device is None or torch.device(device).type == "cpu"
 
 
 def _is_float(dtype: torch.dtype) -> bool:
