@@ -1,6 +1,6 @@
-import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from polyscale.checkpoint.directory import CheckpointDirectory
@@ -16,8 +16,12 @@ def save(directory, tag, step=0, overwrite=False):
     directory.commit(tmp, tag, overwrite)
 
 
+def names(root):
+    return sorted(path.name for path in root.iterdir())
+
+
 def hidden(root):
-    return [name for name in os.listdir(root) if name.startswith(".")]
+    return [name for name in names(root) if name.startswith(".")]
 
 
 def test_saved_checkpoints_are_listed_in_order_of_their_numbers_and_the_last_is_the_latest(tmp_path):
@@ -47,7 +51,7 @@ def test_an_existing_tag_is_refused_without_overwrite_and_replaced_with_it(tmp_p
     assert hidden(tmp_path) == []
     save(directory, "a", 2, overwrite=True)
     assert read_manifest(directory.resolve("a")).counters == {"steps": 2}
-    assert sorted(os.listdir(tmp_path)) == ["a", "latest"]
+    assert names(tmp_path) == ["a", "latest"]
 
 
 def test_two_saves_of_one_tag_at_once_do_not_mix(tmp_path):
@@ -60,7 +64,7 @@ def test_two_saves_of_one_tag_at_once_do_not_mix(tmp_path):
         directory.commit(second, "a")
     assert read_manifest(directory.resolve("a")).counters == {"steps": 0}
     directory.abort(second)
-    assert sorted(os.listdir(tmp_path)) == ["a", "latest"]
+    assert names(tmp_path) == ["a", "latest"]
 
 
 def test_a_checkpoint_without_manifest_is_not_committed(tmp_path):
@@ -80,7 +84,7 @@ def test_abort_removes_the_temporary_directory_and_nothing_else(tmp_path):
     for path in (directory.path("a"), tmp_path, tmp_path / "elsewhere" / tmp.name):
         with pytest.raises(CheckpointError, match="no temporary directory"):
             directory.abort(path)
-    assert sorted(os.listdir(tmp_path)) == ["a", "latest"]
+    assert names(tmp_path) == ["a", "latest"]
 
 
 def test_what_cannot_be_loaded_is_refused_with_the_reason(tmp_path):
@@ -118,7 +122,7 @@ def test_directories_of_processes_that_are_gone_are_removed_and_others_kept(tmp_
         "import sys; from polyscale.checkpoint.directory import *; print(CheckpointDirectory(sys.argv[1]).begin('b'))"
     )
     dead = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True, text=True)
-    left = os.path.basename(dead.stdout.strip())
+    left = Path(dead.stdout.strip()).name
     mine = directory.begin("c")  # which cleans up
     assert left.startswith(".b.tmp-") and hidden(tmp_path) == [mine.name]
 
@@ -130,7 +134,7 @@ def test_directories_of_processes_that_are_gone_are_removed_and_others_kept(tmp_
         path.mkdir()
     directory.clean_stale()
     kept = {mine.name, elsewhere.name, ".git"}
-    assert set(hidden(tmp_path)) == (kept if os.path.exists("/proc/self/stat") else kept | {reused.name})
+    assert set(hidden(tmp_path)) == (kept if Path("/proc/self/stat").exists() else kept | {reused.name})
 
 
 def test_a_checkpoint_left_aside_is_loaded_and_moved_back(tmp_path):
