@@ -41,6 +41,7 @@ class Control:
         self.rank = rank
         self.world_size = world_size
         self.timeout_s = env.timeout_s() if timeout_s is None else timeout_s
+        self.watch: Any = None  # the watch that all watchdogs of this control share
         self._calls: dict[str, int] = {}
 
     def agree(self, name: str, value: Any, *, what: str) -> None:

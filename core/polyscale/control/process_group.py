@@ -59,6 +59,8 @@ def ensure_process_group(communication: Communication, accelerator: Accelerator)
         _initialize(communication.backend(accelerator.device_type))
         process.owned = dist.group.WORLD
     if process.control is None or process.group is not dist.group.WORLD:
+        if process.control is not None and process.control.watch is not None:
+            process.control.watch.abandon()
         process.group = dist.group.WORLD
         process.generation += 1
         namespace = f"polyscale/{process.generation}"
@@ -88,9 +90,14 @@ def _end_process_group() -> None:
     import torch.distributed as dist
 
     process = _process()
-    if process.pid != os.getpid() or process.owned is None:
+    if process.pid != os.getpid():
         return
-    if dist.is_initialized() and dist.group.WORLD is process.owned:
+    watch = process.control.watch if process.control is not None else None
+    if watch is not None:
+        watch.leave()
+    # After an uncaught exception the others may not answer any more, and an orderly end could wait for them.
+    falling = watch is not None and watch.falling
+    if not falling and process.owned is not None and dist.is_initialized() and dist.group.WORLD is process.owned:
         dist.destroy_process_group()
     process.owned = process.group = process.control = None
 

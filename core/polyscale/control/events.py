@@ -1,0 +1,145 @@
+"""The log of what happened to ranks: one list of small records in the store, read by every watchdog.
+
+Notable: one counter tells whether there is something new, so that looking costs one request whatever the world's
+size. A rank writes ``here`` when it begins to watch, ``left`` when it ends in order, ``failed`` when it raised; who
+finds another one gone writes that on its behalf, once.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from polyscale.control.places import Place, line_of_exception
+from polyscale.control.processes import Identity
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+_COMMUNICATION_WORDS = (
+    "closed by peer",
+    "connection reset",
+    "broken pipe",
+    "timed out",
+    "timeout",
+    "peer closed",
+    "nccl",
+)
+_SHOWN = 500
+
+
+@dataclass(frozen=True)
+class Event:
+    """One record.
+
+    Attributes:
+        kind: here, left, failed (an exception passed the engine), fell (an uncaught exception ends the process),
+            gone (its process has ended without a word), silent (no sign of life from another host).
+        rank: which rank it is about.
+        host, place, pid, started: its process (see ``Identity``).
+        number: failed: how many times that rank has failed.
+        doing: what it was doing, in words.
+        line: innermost line of the user's code.
+        error: exception type and message.
+        secondary: the exception is what the loss of another rank looks like.
+        step: updates done.
+    """
+
+    kind: Literal["here", "left", "failed", "fell", "gone", "silent"]
+    rank: int
+    host: str = ""
+    place: str = ""
+    pid: int = 0
+    started: str = ""
+    number: int = 0
+    doing: str = ""
+    line: str = ""
+    error: str = ""
+    secondary: bool = False
+    step: int = 0
+
+    @property
+    def identity(self) -> Identity:
+        """The process of the rank."""
+        return Identity(self.host, self.place, self.pid, self.started)
+
+    def __str__(self) -> str:
+        who = f"rank {self.rank} ({self.identity})"
+        if self.kind in ("failed", "fell"):
+            at = f" at {self.line}" if self.line else ""
+            return f"{who} raised {self.error}{at}, while {self.doing}"
+        if self.kind == "left":
+            return f"{who} has ended in order after step {self.step}"
+        if self.kind == "silent":
+            return f"{who} gives no sign of life; its host, or the way to it, is gone"
+        return f"{who} is gone: its process was killed or ended at once"
+
+
+def of_exception(
+    exception: BaseException,
+    *,
+    kind: Literal["failed", "fell"],
+    rank: int,
+    identity: Identity,
+    number: int,
+    place: Place,
+) -> Event:
+    """Describe an exception of this rank."""
+    message = str(exception).strip()
+    text = f"{type(exception).__name__}: {message}" if message else type(exception).__name__
+    return Event(
+        kind,
+        rank,
+        **asdict(identity),
+        number=number,
+        doing=str(place),
+        line=line_of_exception(exception),
+        error=text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "...",
+        secondary=is_communication_error(exception),
+        step=place.step,
+    )
+
+
+def is_communication_error(exception: BaseException) -> bool:
+    """Whether an exception is what the loss of another rank looks like here."""
+    if type(exception).__name__ in ("DistBackendError", "DistNetworkError", "DistStoreError"):
+        return True
+    text = str(exception).lower()
+    return isinstance(exception, RuntimeError) and any(word in text for word in _COMMUNICATION_WORDS)
+
+
+@dataclass
+class Log:
+    """The records in ``store``, over one connection; not for two threads."""
+
+    store: Store
+    read: int = 0
+    _absent_since: float = field(default=0.0)
+
+    def write(self, event: Event) -> int:
+        """Append a record; returns its number, from 1."""
+        number = int(self.store.add("log/length", 1))
+        self.store.set(f"log/{number}", json.dumps(asdict(event)))
+        return number
+
+    def new(self) -> list[Event]:
+        """The records that were not read yet."""
+        length = int(self.store.add("log/length", 0))
+        events: list[Event] = []
+        while self.read < length:
+            key = f"log/{self.read + 1}"
+            if self.store.check([key]):
+                fields: dict[str, Any] = json.loads(self.store.get(key))
+                events.append(Event(**fields))
+            elif not self._given_up():
+                break
+            self._absent_since = 0.0
+            self.read += 1
+        return events
+
+    def _given_up(self) -> bool:
+        """Whether a record has been announced for so long that its writer must have died in between."""
+        self._absent_since = self._absent_since or time.monotonic()
+        return time.monotonic() - self._absent_since > 3.0

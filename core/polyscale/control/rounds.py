@@ -1,0 +1,178 @@
+"""What the watchdog's thread does in each round: look, judge, and at worst end the process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+from polyscale import env
+from polyscale.control import processes
+from polyscale.control.events import Event, Log
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+    from polyscale.control.watch import Watch
+
+EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong with this rank, another try may do
+_TRIES_FOR_STORE = 4
+_IDLE = 0.05  # share of one core below which the process counts as waiting; the watchdog itself takes 0.005
+logger = logging.getLogger("polyscale")
+
+
+class Rounds:
+    """The thread's own state.
+
+    Args:
+        watch: what is shared with the training thread.
+        store: a connection of this thread's own.
+        stop: set when the thread must end.
+    """
+
+    def __init__(self, watch: Watch, store: Store, stop: threading.Event) -> None:
+        self._watch = watch
+        self._control = watch.control
+        self._timings = watch.timings
+        self._peers = watch.peers
+        self._here = processes.this_process()
+        self._store = store
+        self._log = Log(store)
+        self._stop = stop
+        self._beats = 0
+        self._beat_at = 0.0
+        self._heard: dict[int, tuple[str, float]] = {}
+        self._store_failures = 0
+        self._pending_since = 0.0
+        self._idle_mark = ((0.0, 0), 0.0, 0.0)  # (progress, others that left), time, processor time
+
+    def run(self) -> None:
+        """Look until told to stop."""
+        while not self._stop.wait(self._timings.poll):
+            try:
+                self._look()
+                self._store_failures = 0
+            except RuntimeError:  # c10d's store errors are RuntimeErrors
+                self._store_failures += 1
+                self._look_without_store()
+            self._judge()
+
+    def _look(self) -> None:
+        gone = self._gone_neighbours()
+        events = self._log.new()
+        self._peers.take(events)
+        if any(event.kind == "left" and event.rank == 0 for event in events):
+            self._store.set(f"read/{self._control.rank}", str(self._log.read))
+        for event in gone:  # those that have not said in the meantime that they left
+            if event.rank in self._peers.here:
+                self._report(event, "gone")
+        now = time.monotonic()
+        if now - self._beat_at >= self._timings.beat:
+            self._beat_at = now
+            self._beats += 1
+            self._store.set(f"beat/{self._control.rank}", json.dumps([self._beats, str(self._watch.place)]))
+            self._listen(now)
+
+    def _gone_neighbours(self) -> list[Event]:
+        return [event for event in self._peers.on(self._here.place) if processes.is_gone(event.identity)]
+
+    def _listen(self, now: float) -> None:
+        """A host is silent when none of its ranks has given a sign of life for a while."""
+        ranks = self._peers.next_host(self._here.place, self._control.rank)
+        for event in ranks:
+            key = f"beat/{event.rank}"
+            beat = self._store.get(key).decode() if self._store.check([key]) else ""
+            if self._heard.get(event.rank, (None, 0.0))[0] != beat:
+                self._heard[event.rank] = (beat, now)
+                return
+        if ranks and all(now - self._heard[event.rank][1] > env.heartbeat_s() for event in ranks):
+            for event in ranks:
+                self._report(event, "silent")
+
+    def _report(self, peer: Event, kind: Literal["gone", "silent"]) -> None:
+        """Write that a rank is gone, unless another one has; and know it here in any case."""
+        event = replace(peer, kind=kind)
+        if self._store.add(f"reported/{peer.rank}/{peer.pid}", 1) == 1:
+            self._log.write(event)
+        self._peers.take([event])
+
+    def _look_without_store(self) -> None:
+        """The store went with rank 0 or with the launcher: judge by the process table alone.
+
+        A rank that ends in order now cannot say so; only the end of rank 0, which says goodbye before it goes, counts.
+        """
+        if self._store_failures < _TRIES_FOR_STORE:
+            return
+        for event in self._gone_neighbours():
+            kind: Literal["gone", "left"] = "gone" if event.rank == 0 else "left"
+            self._peers.take([replace(event, kind=kind)])
+        first = self._peers.here.get(0)
+        if first is not None and first.place != self._here.place:
+            self._peers.take([replace(first, kind="silent")])
+        if self._store_failures == _TRIES_FOR_STORE:
+            logger.debug("rank %d: the store of the process group is gone", self._control.rank)
+
+    def _judge(self) -> None:
+        now = time.monotonic()
+        pending = self._watch.pending()
+        if not pending:
+            self._pending_since = 0.0
+        elif not self._pending_since:
+            self._pending_since = now
+        elif now - self._pending_since >= self._timings.grace:
+            self._end(pending)
+        if self._peers.left and self._waits_too_long(now):
+            self._end(list(self._peers.left.values()))
+
+    def _waits_too_long(self, now: float) -> bool:
+        """Whether the training thread has slept in one phase for longer than the grace after a rank's end."""
+        place = self._watch.place
+        used = time.process_time()
+        at = (place.since, len(self._peers.left))
+        if at != self._idle_mark[0]:
+            self._idle_mark = (at, now, used)
+        _, marked_at, used_at_mark = self._idle_mark
+        waited = now - marked_at
+        if self._watch.falling or not place.phase or waited < self._timings.left:
+            return False
+        busy = used - used_at_mark > _IDLE * waited
+        return not busy and processes.is_sleeping(processes.native_id(place.thread))
+
+    def _end(self, causes: list[Event]) -> NoReturn:
+        rank, place = self._control.rank, self._watch.place
+        line = place.line()
+        text = [f"polyscale: rank {rank} ({self._here}) ends because another rank has ended or failed:"]
+        text += [f"  {event}" for event in causes[:5]]
+        if len(causes) > 5:
+            text.append(f"  and {len(causes) - 5} more")
+        text.append(f"  this rank was {place}" + (f" at {line}" if line else ""))
+        _for_at_most(1.0, sys.stdout.flush)
+        _for_at_most(1.0, lambda: write_error("\n".join(text) + "\n"))
+        _for_at_most(1.0, lambda: self._log.write(self._watch.event("left")))
+        os._exit(EXIT_CODE)
+
+
+def write_error(text: str) -> None:
+    """Write to standard error at once: the process ends with it, so no log handler may hold it back."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def _for_at_most(seconds: float, action: Callable[[], object]) -> None:
+    """Do something that may block, such as writing to a full pipe; go on after ``seconds`` in any case."""
+
+    def run() -> None:
+        with contextlib.suppress(Exception):
+            action()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)

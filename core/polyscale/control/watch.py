@@ -1,0 +1,225 @@
+"""The watch of one process: its thread, what it knows of the other ranks, and how it ends the process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from polyscale.control import events, processes
+from polyscale.control.agreement import second_connection
+from polyscale.control.events import Event, Log
+from polyscale.control.peers import Peers
+from polyscale.control.places import Place
+from polyscale.control.rounds import Rounds, write_error
+from polyscale.errors import RankError
+
+if TYPE_CHECKING:
+    from polyscale.control.agreement import Control
+
+_POSTED = "_polyscale_posted"
+logger = logging.getLogger("polyscale")
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds.
+
+    Attributes:
+        poll: between two looks.
+        beat: between two heartbeats.
+        grace: between a failure elsewhere and the end of this process.
+        left: how long this rank may sleep in one phase after another one has ended in order.
+        farewell: how long rank 0, whose store the others read, waits for them at its end.
+    """
+
+    poll: float = 0.5
+    beat: float = 2.0
+    grace: float = 2.0
+    left: float = 10.0
+    farewell: float = 5.0
+
+
+class Watch:
+    """See ``polyscale.control.watchdog``. Made once per control; counted by its users."""
+
+    def __init__(self, control: Control, timings: Timings) -> None:
+        self.control = control
+        self.timings = timings
+        self.place = Place()
+        self.peers = Peers(control.rank)
+        self._identity = processes.this_process()
+        self._users = 0
+        self._failures = 0
+        self._left_number = 0
+        self._falling = False
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._hook: Callable[..., Any] | None = None
+        self._hook_before: Callable[..., Any] = sys.excepthook
+
+    # The training thread's side.
+
+    def acquire(self) -> None:
+        """One more user; the first starts the thread."""
+        self._users += 1
+        if self._users > 1 or self.control.world_size == 1 or not self._is_this_process():
+            return
+        self._log().write(self.event("here"))
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(self._stop,), name="polyscale-watchdog", daemon=True)
+        self._thread.start()
+        self._hook_before, self._hook = sys.excepthook, self._on_uncaught
+        sys.excepthook = self._hook
+
+    def release(self) -> None:
+        """One user less; the last ends the thread."""
+        self._users = max(self._users - 1, 0)
+        if self._users == 0:
+            self._leave()
+
+    def leave(self) -> None:
+        """Say that this process ends in order, and end the thread. On rank 0: wait until the others have read it."""
+        if not self._is_this_process() or self.control.world_size == 1:
+            return
+        self._users = 0
+        self._leave()
+        if self.control.rank == 0 and self._left_number:
+            with contextlib.suppress(RuntimeError):
+                self._farewell()
+
+    def abandon(self) -> None:
+        """The process group has ended, or was made anew: end the thread and tell no one."""
+        self._users = 0
+        self._end_thread()
+
+    @property
+    def falling(self) -> bool:
+        """Whether an uncaught exception is ending this process."""
+        return self._falling
+
+    def failed(self, exception: BaseException) -> None:
+        """Tell the others about an exception, once."""
+        if self._thread is None or not self._is_this_process() or _is_posted(exception):
+            return
+        _mark_posted(exception)
+        self._failures += 1
+        self._post(exception, "failed")
+
+    def explain(self, exception: BaseException) -> RankError | None:
+        """Name the rank whose loss ``exception`` shows."""
+        if self._thread is None or not events.is_communication_error(exception):
+            return None
+        end = time.monotonic() + self.timings.grace + 2 * self.timings.poll
+        while not (causes := self.peers.causes(self._failures)) and time.monotonic() < end:
+            time.sleep(0.05)
+        causes = causes or list(self.peers.left.values())
+        if not causes:
+            return None
+        return RankError(
+            f"rank {self.control.rank} has lost rank {causes[0].rank}, {self.place}",
+            why="; ".join(map(str, causes[:3])),
+            fix=f"look at what rank {causes[0].rank} printed",
+        )
+
+    def _on_uncaught(
+        self, kind: type[BaseException], exception: BaseException, traceback: TracebackType | None
+    ) -> None:
+        if self._thread is not None and self._is_this_process():
+            self._falling = True
+            self._post(exception, "fell")
+            explained = self.explain(exception)
+            if explained is not None:
+                write_error(f"polyscale: {explained}\n")
+        self._hook_before(kind, exception, traceback)
+
+    def _post(self, exception: BaseException, kind: Literal["failed", "fell"]) -> None:
+        event = events.of_exception(
+            exception,
+            kind=kind,
+            rank=self.control.rank,
+            identity=self._identity,
+            number=self._failures,
+            place=self.place,
+        )
+        with contextlib.suppress(RuntimeError):  # the store is gone with rank 0: the others see that too
+            self._log().write(event)
+
+    def _leave(self) -> None:
+        if self._end_thread():
+            with contextlib.suppress(RuntimeError):
+                self._left_number = self._log().write(self.event("left"))
+
+    def _end_thread(self) -> bool:
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return False
+        self._stop.set()
+        thread.join(timeout=self.timings.farewell)
+        if sys.excepthook is self._hook:
+            sys.excepthook = self._hook_before
+        self._hook = None
+        return True
+
+    def _farewell(self) -> None:
+        """Wait until every rank that still watches has read that this one left: the store may end with it."""
+        log = self._log()
+        peers = Peers(self.control.rank)
+        end = time.monotonic() + self.timings.farewell
+        while time.monotonic() < end:
+            peers.take(log.new())
+            if all(self._has_read(event, self._left_number) for event in peers.here.values()):
+                return
+            time.sleep(0.05)
+
+    def _has_read(self, peer: Event, number: int) -> bool:
+        if peer.place == self._identity.place and processes.is_gone(peer.identity):
+            return True
+        key = f"read/{peer.rank}"
+        store = self.control.store
+        return bool(store.check([key])) and int(store.get(key)) >= number
+
+    def _log(self) -> Log:
+        return Log(self.control.store)
+
+    def event(self, kind: Literal["here", "left"]) -> Event:
+        """A record about this rank."""
+        return Event(kind, self.control.rank, **asdict(self._identity), step=self.place.step)
+
+    def _is_this_process(self) -> bool:
+        return os.getpid() == self._identity.pid  # false in a forked child, such as a worker of a data loader
+
+    # The watchdog thread's side.
+
+    def _run(self, stop: threading.Event) -> None:
+        try:
+            Rounds(self, second_connection(self.control.store), stop).run()
+        except Exception:
+            if not stop.is_set():
+                logger.warning("the watchdog of rank %d has stopped", self.control.rank, exc_info=True)
+
+    def pending(self) -> list[Event]:
+        """Failures that this rank has not met by one of its own."""
+        return [] if self._falling else self.peers.pending(self._failures)
+
+
+def _is_posted(exception: BaseException) -> bool:
+    """Whether this exception, or one it was raised from, has been told."""
+    link: BaseException | None = exception
+    while link is not None:
+        if getattr(link, _POSTED, False):
+            return True
+        link = link.__cause__
+    return False
+
+
+def _mark_posted(exception: BaseException) -> None:
+    with contextlib.suppress(AttributeError, TypeError):  # a class with slots may refuse
+        setattr(exception, _POSTED, True)
