@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 _SHOWN = 6
 
@@ -17,6 +18,7 @@ class LoadReport:
         ignored: parts that the checkpoint holds and the engine has no use for.
         tag: the checkpoint.
         step: updates done when it was saved.
+        client_state: what ``engine.save(client_state=...)`` was given, or None.
     """
 
     restored: tuple[str, ...]
@@ -24,6 +26,7 @@ class LoadReport:
     ignored: tuple[str, ...] = ()
     tag: str = ""
     step: int = 0
+    client_state: Any = None
 
     def __str__(self) -> str:
         parts = (("restored", self.restored), ("absent, left as they were", self.absent), ("ignored", self.ignored))

@@ -60,9 +60,7 @@ class Engine:
         self.config = setup.config
         self.steps = self.skipped = self.micro_steps = self.samples = 0
         self._accumulation = Accumulation(setup.batch.accumulation)
-        self._scaling = GradientScaling(
-            self.parameters_store, self.topology, setup.communication, setup.accelerator
-        )
+        self._scaling = GradientScaling(self.parameters_store, self.topology, setup.communication, setup.accelerator)
         self._gradients = setup.applied.gradients
         self._scaler = setup.scaler
         self._batches = BatchRunner(self, loss_fn)
@@ -116,7 +114,7 @@ class Engine:
         with self._doing("backward"):
             self._gradients.before_backward(last=accumulation.last, hold=self._hold)
             scale = self.loss_scale
-            (loss if scale == 1.0 else loss * scale).backward()
+            torch.autograd.backward(loss if scale == 1.0 else loss * scale)
             self._gradients.after_backward()
 
     def step(self) -> bool:
@@ -319,8 +317,17 @@ class Engine:
         self._tracked.clear()
         self._numbers = None
         self._accumulation.reset()
-        for name in ("module", "optimizer", "lr_scheduler", "data", "parameters_store", "_scaling", "_gradients",
-                     "_batches", "_setup"):
+        for name in (
+            "module",
+            "optimizer",
+            "lr_scheduler",
+            "data",
+            "parameters_store",
+            "_scaling",
+            "_gradients",
+            "_batches",
+            "_setup",
+        ):
             vars(self)[name] = None
 
     def _require_open(self) -> None:

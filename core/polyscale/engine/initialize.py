@@ -34,14 +34,13 @@ from polyscale.interfaces.accelerator import Accelerator
 from polyscale.interfaces.observer import EngineStarted
 from polyscale.interfaces.parallelism import DataParallelApplied, ParallelContext, Parallelism, Part
 from polyscale.interfaces.precision import PrecisionPolicy
+from polyscale.optimizers import norm_parameters
 from polyscale.parameters.fingerprint import Fingerprint, fingerprint, first_difference
 from polyscale.parameters.inspect import find_parameters
 from polyscale.parameters.materialize import materializer
 from polyscale.topology import Topology
 
 log = logging.getLogger("polyscale")
-
-NORMS = ("norm", "ln_", "layernorm", "rmsnorm", "batchnorm", "groupnorm")
 
 
 def initialize(
@@ -96,8 +95,19 @@ def initialize(
     try:
         with watchdog.phase("initialize"):
             setup = _build(
-                model, settings, accelerator, communication, control, watchdog, parallelism, device, names,
-                optimizer=optimizer, lr_scheduler=lr_scheduler, data=data, topology=topology,
+                model,
+                settings,
+                accelerator,
+                communication,
+                control,
+                watchdog,
+                parallelism,
+                device,
+                names,
+                optimizer=optimizer,
+                lr_scheduler=lr_scheduler,
+                data=data,
+                topology=topology,
             )
     except BaseException as error:
         if isinstance(error, Exception) and not isinstance(error, PolyscaleError):
@@ -136,7 +146,7 @@ def _build(
     batch = config.batch(topology.dp_size)
     precision = load("precision", config.precision, _context(config.precision, config, accelerator))
     policy: PrecisionPolicy = precision.policy()
-    norms = _norm_parameters(model)
+    norms = norm_parameters(model.named_modules())
     seed = config.seed
     parts = [Part(model)]
     context = ParallelContext(
@@ -278,16 +288,6 @@ def seed_ranks(seed: int, topology: Topology, accelerator: Accelerator) -> None:
     own = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
     torch.manual_seed(own)
     accelerator.manual_seed(own)
-
-
-def _norm_parameters(model: nn.Module) -> frozenset[str]:
-    """Names of the parameters of normalisation modules, told by the class name."""
-    return frozenset(
-        f"{name}.{key}" if name else key
-        for name, module in model.named_modules()
-        if any(word in type(module).__name__.lower() for word in NORMS)
-        for key in module._parameters
-    )
 
 
 def _dtypes(policy: PrecisionPolicy, applied: DataParallelApplied) -> dict[str, str]:

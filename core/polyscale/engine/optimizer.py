@@ -61,16 +61,14 @@ def build_optimizer(
     applied: DataParallelApplied,
     names: dict[nn.Parameter, str],
     accelerator: Accelerator,
-    norm_parameters: frozenset[str],
+    norms: set[str],
 ) -> torch.optim.Optimizer | None:
     """Return the optimizer over what the engine trains, attached to the store; None when there is none."""
     store = applied.store
     if given is None:
-        return _from_config(config, applied, accelerator, norm_parameters)
+        return _from_config(config, applied, accelerator, norms)
     if not isinstance(given, torch.optim.Optimizer):
-        trained = [
-            store.optimizer_parameter(fqn, "tensor") for fqn, info in store.infos.items() if _trainable(info)
-        ]
+        trained = [store.optimizer_parameter(fqn, "tensor") for fqn, info in store.infos.items() if _trainable(info)]
         made = given(trained)
         if not isinstance(made, torch.optim.Optimizer):
             raise PolyscaleError(
@@ -99,7 +97,7 @@ def _repoint(
 
 
 def _from_config(
-    config: Config, applied: DataParallelApplied, accelerator: Accelerator, norm_parameters: frozenset[str]
+    config: Config, applied: DataParallelApplied, accelerator: Accelerator, norms: set[str]
 ) -> torch.optim.Optimizer | None:
     section = config.optimizer
     if section is None:
@@ -111,7 +109,7 @@ def _from_config(
     infos = {fqn: info for fqn, info in store.infos.items() if _trainable(info)}
     groups = [
         OptimizerGroup({fqn: store.optimizer_parameter(fqn, granularity) for fqn in fqns}, dict(options))
-        for fqns, options in split_groups(section, infos, norm_parameters)
+        for fqns, options in split_groups(section, infos, norms=norms)
         if fqns
     ]
     if not groups:

@@ -53,7 +53,14 @@ class GradientScaling:
 
     @torch.no_grad()
     def apply(
-        self, *, micro_steps: int, weight: float | None, loss_scale: float, predivisor: float, max_norm: float, check: bool
+        self,
+        *,
+        micro_steps: int,
+        weight: float | None,
+        loss_scale: float,
+        predivisor: float,
+        max_norm: float,
+        check: bool,
     ) -> GradientNumbers:
         """Scale all gradients in place. Collective.
 
@@ -64,7 +71,9 @@ class GradientScaling:
         squares, total_weight = self._totals(by_multiplicity, weight)
         if total_weight is not None:
             if float(total_weight) <= 0:
-                raise PolyscaleError("The weights of this accumulation add up to 0 on all ranks", why="nothing to average")
+                raise PolyscaleError(
+                    "The weights of this accumulation add up to 0 on all ranks", why="nothing to average"
+                )
             mean: torch.Tensor | float = predivisor / (total_weight * loss_scale)
         else:
             mean = predivisor / (micro_steps * self._topology.dp_size * loss_scale)
@@ -100,7 +109,7 @@ class GradientScaling:
         world = self._topology.world_size
         totals = torch.zeros(2, dtype=self._dtype, device=self._device)
         for multiplicity, gradients in by_multiplicity.items():
-            norms = torch.stack(torch._foreach_norm(gradients)).to(self._dtype)  # type: ignore[arg-type]
+            norms = torch.stack(torch._foreach_norm(gradients)).to(self._dtype)
             totals[0] += norms.square().sum() / multiplicity
         if weight is not None:
             totals[1] = weight * self._topology.dp_size / world

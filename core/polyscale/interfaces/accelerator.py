@@ -68,6 +68,7 @@ class Stream(Protocol):
     def __exit__(self, *exc: object) -> Any: ...
     def synchronize(self) -> None:
         """Block the host until the queued work is done."""
+
     def wait_stream(self, other: Any) -> None:
         """Let later work here wait for the work queued on ``other`` so far."""
 
@@ -77,6 +78,7 @@ class Event(Protocol):
 
     def record(self, stream: Any = None) -> None:
         """Put the marker behind the work queued so far."""
+
     def synchronize(self) -> None:
         """Block the host until the marker is reached."""
 
@@ -103,37 +105,51 @@ class Accelerator(Protocol):
 
     def is_available(self) -> bool:
         """Return whether a device can be used now; never raises, never registers anything."""
+
     def why_unavailable(self) -> str:
         """Say what is missing and what to install; "" when available."""
+
     def activate(self) -> None:
         """Do what must be done once per process before the first tensor."""
+
     def device_count(self) -> int:
         """Number of visible devices."""
+
     def device(self, index: int | None = None) -> torch.device:
         """The device of ``index`` (None: the current one)."""
+
     def set_device(self, index: int) -> None:
         """Make ``index`` the current device of this process."""
+
     def synchronize(self) -> None:
         """Block until the current device's work is done."""
+
     def memory(self) -> MemoryUse:
         """Bytes in use on the current device."""
+
     def reset_peak_memory(self) -> None:
         """Start the peak anew."""
+
     def empty_cache(self) -> None:
         """Give cached memory back to the device."""
+
     def manual_seed(self, seed: int) -> None:
         """Seed the device's generator (the host's is torch's own)."""
+
     def rng_state(self) -> torch.Tensor:
         """State of the current device's generator (uint8, on the host)."""
+
     def set_rng_state(self, state: torch.Tensor) -> None:
         """Restore what ``rng_state`` gave."""
+
     def new_stream(self) -> Stream:
         """A new queue of work (a no-op where the device has none)."""
+
     def new_event(self) -> Event:
         """A new marker (a no-op where the device has none)."""
+
     def diagnose(self) -> list[Finding]:
         """Rows for the report: driver, toolkit, compiler."""
+
     def toolchain(self) -> Toolchain | None:
         """The compiler for kernels; None where there is none."""
-
-

@@ -63,8 +63,10 @@ class CheckpointStorage(Protocol):
         Raises:
             CheckpointError: on every rank when one failed (no space left, ...).
         """
+
     def contents(self, directory: str | PathLike[str]) -> dict[str, StoredTensor]:
         """Names, shapes and dtypes in ``directory``. Local; executes nothing from the files."""
+
     def read(
         self, directory: str | PathLike[str], tensors: Mapping[str, LogicalTensor], group: ProcessGroup | None
     ) -> None:

@@ -20,6 +20,7 @@ class Work(Protocol):
 
     def wait(self) -> None:
         """Order the current stream behind it (on cpu: block)."""
+
     def wait_host(self) -> None:
         """Block the host until it is done."""
 
@@ -39,27 +40,36 @@ class Communication(Protocol):
 
     def is_available(self) -> bool:
         """Return whether this torch can use it; never raises."""
+
     def why_unavailable(self) -> str:
         """Say what is missing; "" when available."""
+
     def backend(self, device_type: str) -> str:
         """The string for ``init_process_group`` (host tensors always have a backend too)."""
+
     def allocate(self, numel: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A 1-D buffer that this backend moves fastest."""
+
     def all_gather(self, output: torch.Tensor, input: torch.Tensor, group: ProcessGroup | None = None) -> Work:
         """``output`` (world x n) receives every rank's ``input`` (n), in rank order."""
+
     def reduce_scatter(self, output: torch.Tensor, input: torch.Tensor, group: ProcessGroup | None = None) -> Work:
         """``output`` (n) receives this rank's part of the sum of every rank's ``input`` (world x n)."""
+
     def all_reduce(self, tensor: torch.Tensor, group: ProcessGroup | None = None, *, op: str = "sum") -> Work:
         """``tensor`` becomes the ``op`` ("sum", "max", "min") over ranks."""
+
     def all_to_all(self, output: torch.Tensor, input: torch.Tensor, group: ProcessGroup | None = None) -> Work:
         """Equal parts of ``input`` go to each rank; ``output`` receives one from each."""
+
     def broadcast(self, tensor: torch.Tensor, source: int, group: ProcessGroup | None = None) -> Work:
         """``tensor`` becomes that of global rank ``source``."""
+
     def send(self, tensor: torch.Tensor, to: int, group: ProcessGroup | None = None) -> Work:
         """Send to global rank ``to``."""
+
     def recv(self, tensor: torch.Tensor, source: int, group: ProcessGroup | None = None) -> Work:
         """Receive from global rank ``source``."""
+
     def barrier(self, group: ProcessGroup | None = None) -> Work:
         """Complete when every rank of the group has called it."""
-
-

@@ -38,17 +38,24 @@ class FileIO(Protocol):
 
     def is_available(self) -> bool:
         """Return whether it works on this system; never raises."""
+
     def why_unavailable(self) -> str:
         """Say what is missing; "" when available."""
+
     def read(self, tensor: torch.Tensor, path: Path, offset: int = 0) -> int:
         """Fill ``tensor`` from ``path`` at byte ``offset``; blocks; returns bytes read."""
+
     def write(self, tensor: torch.Tensor, path: Path, offset: int = 0) -> int:
         """Write ``tensor`` to ``path`` at byte ``offset`` (the file is made if absent, never cut); blocks."""
+
     def read_async(self, tensor: torch.Tensor, path: Path, offset: int = 0) -> IOWork:
         """As ``read``, at once; the tensor must not be touched until ``wait``."""
+
     def write_async(self, tensor: torch.Tensor, path: Path, offset: int = 0) -> IOWork:
         """As ``write``, at once; the tensor must not be changed until ``wait``."""
+
     def wait(self) -> int:
         """Wait for everything under way; returns how many operations ended. The first error is raised."""
+
     def close(self) -> None:
         """Wait, then free threads and buffers."""

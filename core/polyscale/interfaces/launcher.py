@@ -32,9 +32,12 @@ class Launcher(Protocol):
 
     def is_available(self) -> bool:
         """Return whether it can start ranks here; never raises."""
+
     def why_unavailable(self) -> str:
         """Say what is missing; "" when available."""
+
     def plan(self, request: LaunchRequest) -> list[str]:
         """The command lines that ``run`` would start, one per rank or host (``--dry-run``)."""
+
     def run(self, request: LaunchRequest) -> int:
         """Start, follow and end all ranks; returns the exit code of the first that failed, or 0; 130 on SIGINT."""

@@ -69,7 +69,9 @@ class Observer(Protocol):
 
     def enabled(self) -> bool:
         """Whether the configuration asks for it."""
+
     def on_event(self, event: Event) -> None:
         """Take one event; must not keep the caller waiting long."""
+
     def close(self) -> None:
         """Flush and free."""

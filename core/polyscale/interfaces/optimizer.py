@@ -50,6 +50,7 @@ class OptimizerFactory(Protocol):
         Raises:
             ConfigError: one is unknown (nearest name) or out of range.
         """
+
     def build(
         self, groups: list[OptimizerGroup], params: dict[str, Any], store: ParameterStore
     ) -> torch.optim.Optimizer:

@@ -92,11 +92,14 @@ class GradientSynchronizer(Protocol):
 
     def before_backward(self, *, last: bool, hold: bool) -> None:
         """A backward is about to run: ``last`` micro-step of the accumulation; ``hold``: do not communicate."""
+
     def after_backward(self) -> None:
         """The backward has ended; ranks have called the same sequence of collectives."""
+
     def finish(self) -> None:
         """Reduce what is pending and wait; afterwards ``store.local(name, "gradient")`` is the sum over ranks, or
         None for a parameter that had no gradient on any rank."""
+
     def clear(self) -> None:
         """Drop all gradients, pending ones too (after an update, or a skipped one)."""
 

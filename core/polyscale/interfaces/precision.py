@@ -34,13 +34,17 @@ class LossScaler(Protocol):
     @property
     def scale(self) -> float:
         """The factor on the loss of the coming micro-steps."""
+
     def update(self, overflow: bool) -> None:
         """Take the outcome of one update, agreed by all ranks."""
+
     @property
     def exhausted(self) -> bool:
         """Whether so many updates were skipped at the floor that training cannot go on."""
+
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint."""
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore it."""
 
@@ -53,5 +57,6 @@ class Precision(Protocol):
 
     def policy(self) -> PrecisionPolicy:
         """Dtypes, from the configuration the plugin was made with."""
+
     def scaler(self) -> LossScaler | None:
         """A fresh loss scaler; None where the loss is not scaled."""

@@ -32,7 +32,7 @@ class ShardedStore(ABC):
         self._canonical = {name: info.fqn for info in infos.values() for name in info.names}
         self._places = _places(parts)
         self._optimizer: torch.optim.Optimizer | None = None
-        self._granularity: Granularity = "element"
+        self.granularity: Granularity = "element"
 
     # What a plugin says.
 
@@ -86,7 +86,7 @@ class ShardedStore(ABC):
     def attach(self, optimizer: torch.optim.Optimizer, granularity: Granularity) -> None:
         """Tell the store which optimizer holds the states, and at which granularity it was given parameters."""
         self._optimizer = optimizer
-        self._granularity = granularity
+        self.granularity = granularity
 
     def state_names(self, fqn: str) -> tuple[str, ...]:
         """Names of the optimizer states of a parameter (empty before its first update)."""
@@ -146,9 +146,7 @@ class ShardedStore(ABC):
                 yield name, full
 
     @contextlib.contextmanager
-    def gathered(
-        self, params: Iterable[str | nn.Parameter], modify: bool = False
-    ) -> Iterator[dict[str, torch.Tensor]]:
+    def gathered(self, params: Iterable[str | nn.Parameter], modify: bool = False) -> Iterator[dict[str, torch.Tensor]]:
         """See the Protocol."""
         names = list(dict.fromkeys(self.canonical(param) for param in params))
         whole = {fqn: nn.Parameter(self._whole(fqn), self.infos[fqn].requires_grad) for fqn in names}
@@ -198,7 +196,7 @@ class ShardedStore(ABC):
     def _state(self, fqn: str) -> dict[str, Any]:
         if self._optimizer is None:
             return {}
-        return dict(self._optimizer.state.get(self.optimizer_parameter(fqn, self._granularity), {}))
+        return dict(self._optimizer.state.get(self.optimizer_parameter(fqn, self.granularity), {}))
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -212,7 +210,7 @@ def checksum(tensor: torch.Tensor) -> bytes:
     import hashlib
 
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    return hashlib.blake2b(flat.view(torch.uint8).numpy(), digest_size=16).digest()
+    return hashlib.blake2b(flat.view(torch.uint8).numpy().data, digest_size=16).digest()
 
 
 def _places(parts: list[Part]) -> dict[str, list[tuple[nn.Module, str]]]:

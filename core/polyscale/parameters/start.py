@@ -19,6 +19,7 @@ def start_value(fqn: str, like: torch.Tensor, context: ParallelContext) -> torch
     """Return the whole starting value of a parameter or buffer on the device, equal on all data-parallel ranks."""
     materializer = context.materializer
     alone = context.topology.dp_size == 1
+    value: torch.Tensor
     if materializer.kind == "meta" or alone or context.topology.dp_rank == 0:
         value = materializer.value(fqn).to(context.device)
     else:

@@ -26,23 +26,32 @@ class ParameterStore(Protocol):
     """
 
     infos: Mapping[str, ParamInfo]
+    granularity: Granularity
 
     def optimizer_parameter(self, fqn: str, granularity: Granularity) -> torch.nn.Parameter:
         """What an optimizer of ``granularity`` updates for this parameter; the same object at each call."""
+
     def attach(self, optimizer: torch.optim.Optimizer, granularity: Granularity) -> None:
         """Tell the store which optimizer holds the states, and at which granularity it was given parameters."""
+
     def state_names(self, fqn: str) -> tuple[str, ...]:
         """Names of the optimizer states of a parameter (empty before its first update)."""
+
     def local(self, fqn: str, kind: str = "parameter") -> torch.Tensor | None:
         """This rank's memory of it (a view; possibly empty)."""
+
     def fragments(self, fqn: str, local: torch.Tensor) -> tuple[Box, ...]:
         """Cut ``local`` (shaped like ``self.local(fqn)``) into boxes of the logical tensor."""
+
     def assemble(self, fqn: str, local: torch.Tensor) -> torch.Tensor:
         """Return the full tensor of which each rank gives its ``local`` part. Collective."""
+
     def extract(self, fqn: str, full: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of ``full`` (shaped like ``self.local(fqn)``). Not collective."""
+
     def written(self, names: Iterable[str] | None = None) -> None:
         """Masters were changed in place: bring what the model computes with up to date (None: all)."""
+
     def gathered(
         self, params: Iterable[str | torch.nn.Parameter], modify: bool = False
     ) -> AbstractContextManager[dict[str, torch.Tensor]]:
@@ -51,9 +60,12 @@ class ParameterStore(Protocol):
         With ``modify=True`` rank 0's values are broadcast at exit and kept. Without it any write, through ``.data``
         too, is found by a checksum and is an error at exit, at every stage.
         """
+
     def get_full(self, fqn: str, kind: str = "parameter") -> torch.Tensor | None:
         """The whole tensor, on every rank (a copy)."""
+
     def set_full(self, fqn: str, value: torch.Tensor, kind: str = "parameter") -> None:
         """Set the whole tensor; every rank gives the same ``value``."""
+
     def iter_full(self, kind: str = "parameter") -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, whole tensor) one at a time on every rank, each tied name included."""

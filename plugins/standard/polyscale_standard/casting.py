@@ -71,9 +71,7 @@ def cast_whole_model(parts: list[Part], compute: torch.dtype | None, pinned: fro
     """Install the hooks that cast inputs to the compute dtype, and around pinned modules to theirs and back."""
     if compute is None:
         return []
-    handles = [
-        part.module.register_forward_pre_hook(_cast_inputs(lambda: compute), with_kwargs=True) for part in parts
-    ]
+    handles = [part.module.register_forward_pre_hook(_cast_inputs(lambda: compute), with_kwargs=True) for part in parts]
     for module in pinned_modules(parts, pinned):
         first = next(p for p in module._parameters.values() if p is not None)
         handles.append(module.register_forward_pre_hook(_cast_inputs(lambda p=first: p.dtype), with_kwargs=True))

@@ -1,7 +1,8 @@
 """Gradients in flat buckets: added in fp32 as autograd makes them, summed over ranks while backward still runs.
 
-Notable: a bucket is launched when all its parameters have their gradient, in a fixed order, so ranks that used different
-parameters launch the same sequence; what is missing at the end of the accumulation is zero and launched by ``finish``.
+Notable: a bucket is launched when all its parameters have their gradient, in a fixed order, so ranks that used
+different parameters launch the same sequence; what is missing at the end of the accumulation is zero and launched by
+``finish``.
 A gradient that arrives for a bucket already launched (a second backward in the last micro-step, or reentrant
 recompute) starts a second round for that bucket, which ranks agree on with the same small all-reduce that tells which
 parameters were used anywhere. Bucket order is the reverse of registration, as backward goes (Li et al. 2020, "PyTorch
@@ -29,9 +30,7 @@ class Bucket:
         self.flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
         shapes = [local_tensor(parameter).shape for _, parameter in members]
         parts = self.flat.split(sizes) if members else ()
-        self.views = {
-            name: part.view(shape) for (name, _), part, shape in zip(members, parts, shapes, strict=True)
-        }
+        self.views = {name: part.view(shape) for (name, _), part, shape in zip(members, parts, shapes, strict=True)}
         self.missing = set(self.views)
         self.work: Work | None = None
         self.first_round: torch.Tensor | None = None
@@ -77,9 +76,7 @@ class BucketedGradients:
         self._used: set[str] = set()
         self._next = 0
         self._reducing = False
-        self._handles = [
-            computed[name].register_post_accumulate_grad_hook(self._make_hook(name)) for name in trained
-        ]
+        self._handles = [computed[name].register_post_accumulate_grad_hook(self._make_hook(name)) for name in trained]
 
     def before_backward(self, *, last: bool, hold: bool) -> None:
         """See the Protocol: communicate in the last micro-step only."""

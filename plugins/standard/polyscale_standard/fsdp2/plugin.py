@@ -54,9 +54,12 @@ class Fsdp2:
         """See the Protocol. ``fully_shard`` replaces parameters and changes the classes of its modules in place."""
         found = find_parameters(parts)
         pinned = pinned_names([entry.fqn for entry in found], context.precision.pinned)
-        _lift_masters(parts, context)
+        _refuse_mixed_dtypes(found, context)
         on_meta = any(entry.parameter.is_meta for entry in found)
-        if not on_meta:
+        if on_meta:
+            _empty_masters(parts, context)
+        else:
+            _lift_masters(found, context)
             fill_whole(parts, context)
         lifted = find_parameters(parts)
         whole = {entry.fqn: entry.parameter for entry in lifted if not _shardable(entry.parameter)}
@@ -83,21 +86,40 @@ def _shardable(parameter: torch.Tensor) -> bool:
     return parameter.dim() > 0 and parameter.numel() > 0
 
 
-def _lift_masters(parts: list[Part], context: ParallelContext) -> None:
-    """Bring every parameter to its master's dtype before it is sharded; refuse a mix that FSDP2 cannot reduce."""
+def _refuse_mixed_dtypes(found: list[FoundParameter], context: ParallelContext) -> None:
     dtypes: dict[torch.dtype, str] = {}
-    for entry in find_parameters(parts):
-        dtype = master_dtype(entry.parameter, context.precision.master)
-        if entry.parameter.dtype != dtype:
-            entry.parameter.data = entry.parameter.data.to(dtype)
+    for entry in found:
         if entry.parameter.requires_grad:
-            dtypes.setdefault(dtype, entry.fqn)
+            dtypes.setdefault(master_dtype(entry.parameter, context.precision.master), entry.fqn)
     if len(dtypes) > 1:
         raise UnsupportedError(
             "Parameters of " + " and ".join(f"{dtype} ({fqn})" for dtype, fqn in dtypes.items()),
             why="fsdp2 reduces the gradients of a unit in one dtype",
             fix="Convert the model to one dtype first, or use zero_optimization.stage 0",
         )
+
+
+def _lift_masters(found: list[FoundParameter], context: ParallelContext) -> None:
+    """Bring every parameter to its master's dtype before it is sharded."""
+    for entry in found:
+        dtype = master_dtype(entry.parameter, context.precision.master)
+        if entry.parameter.dtype != dtype:
+            entry.parameter.data = entry.parameter.data.to(dtype)
+
+
+def _empty_masters(parts: list[Part], context: ParallelContext) -> None:
+    """Put an empty parameter of the master's dtype in the place of each one; the materializer has the values."""
+    made: dict[int, nn.Parameter] = {}
+    for part in parts:
+        for module in part.module.modules():
+            for key, parameter in module._parameters.items():
+                if parameter is None:
+                    continue
+                if id(parameter) not in made:
+                    dtype = master_dtype(parameter, context.precision.master)
+                    empty = torch.empty_like(parameter, dtype=dtype, device="meta")
+                    made[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                module._parameters[key] = made[id(parameter)]
 
 
 def _shard(
