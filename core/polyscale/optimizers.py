@@ -92,7 +92,7 @@ def norm_parameters(modules: Iterable[tuple[str, nn.Module]]) -> set[str]:
 
 
 def split_groups(
-    section: OptimizerSection | None, infos: Mapping[str, ParamInfo], *, norms: Collection[str] = ()
+    section: OptimizerSection | None, infos: Mapping[str, ParamInfo], norms: Collection[str] = ()
 ) -> list[tuple[list[str], dict[str, Any]]]:
     """Sort trained parameters into groups: (names, hyper-parameters), in the section's order, the rest last.
 
