@@ -236,9 +236,16 @@ def returns_alias(func: Any) -> bool:
 
 
 def dcp_metadata_names() -> frozenset[tuple[str, str]]:
-    """(module, name) of all that torch.distributed.checkpoint pickles into ``.metadata``, besides dtypes and paths."""
+    """(module, name) of all that torch.distributed.checkpoint pickles into ``.metadata``, besides sizes and dtypes."""
     dcp = "torch.distributed.checkpoint"
     classes = "BytesStorageMetadata ChunkStorageMetadata Metadata MetadataIndex StorageMeta TensorProperties"
-    names = [*classes.split(), "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"]
-    others = {(f"{dcp}.filesystem", "_StorageInfo"), ("torch", "Size"), ("torch.serialization", "_get_layout")}
-    return frozenset({(f"{dcp}.metadata", name) for name in names} | others | {("collections", "OrderedDict")})
+    names = {(f"{dcp}.metadata", name) for name in (*classes.split(), "TensorStorageMetadata", "_MEM_FORMAT_ENCODING")}
+    paths = {(module, f"{kind}Path") for module in ("pathlib", "pathlib._local") for kind in ("", "Posix", "Windows")}
+    return frozenset(names | paths | {(f"{dcp}.filesystem", "_StorageInfo"), ("torch.serialization", "_get_layout")})
+
+
+def dcp_storage_info(path: str, offset: int, length: int, transforms: list[str] | None) -> Any:
+    """Where torch.distributed.checkpoint's reader finds one stored block."""
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+    return _StorageInfo(path, offset, length, transforms)

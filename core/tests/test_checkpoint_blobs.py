@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+
 from polyscale.checkpoint.blobs import check_blob, load_blob, save_blob
 from polyscale.errors import CheckpointError
 

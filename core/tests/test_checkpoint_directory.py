@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from polyscale.checkpoint.directory import CheckpointDirectory
 from polyscale.checkpoint.manifest import Manifest, read_manifest, write_manifest
 from polyscale.checkpoint.names import Hidden

@@ -4,13 +4,15 @@ import weakref
 
 import pytest
 import torch
-from polyscale.checkpoint.export import export_safetensors
-from polyscale.errors import CheckpointError
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-DTYPES = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool uint16 uint32 uint64 complex64".split()
-DTYPES += "float8_e4m3fn float8_e5m2".split()
+from polyscale.checkpoint.export import export_safetensors
+from polyscale.errors import CheckpointError
+
+FLOATS = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64"]
+INTEGERS = ["int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64", "bool"]
+DTYPES = FLOATS + INTEGERS
 
 
 class PlainIO:

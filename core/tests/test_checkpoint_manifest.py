@@ -3,6 +3,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 import pytest
+
 from polyscale import __version__
 from polyscale.checkpoint.compare import compare_parameters
 from polyscale.checkpoint.manifest import Manifest, ParameterEntry, parameter_entries, read_manifest, write_manifest

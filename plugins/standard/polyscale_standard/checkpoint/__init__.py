@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from polyscale.hooks import PluginContext, hookimpl
 
 if TYPE_CHECKING:
-    from polyscale.interfaces.checkpoint import LogicalTensor, StoredTensor
     from torch.distributed import ProcessGroup
+
+    from polyscale.interfaces.checkpoint import LogicalTensor, StoredTensor
 
 
 class DcpStorage:

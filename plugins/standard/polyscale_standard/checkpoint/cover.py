@@ -48,7 +48,8 @@ def fault(shape: Sequence[int], blocks: Sequence[Block]) -> str:
     overlap = _overlap(shape, blocks)
     if overlap is not None:
         first, second = overlap
-        return f"rank {first.rank} and rank {second.rank} both own {_place(first)}"
+        twice = f"rank {first.rank} owns {_place(first)} twice"
+        return twice if first.rank == second.rank else f"ranks {first.rank} and {second.rank} both own {_place(first)}"
     held = sum(block.numel for block in blocks)
     whole = math.prod(shape)
     return "" if held == whole else f"its boxes hold {held} of {whole} elements: no rank owns the others"

@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from polyscale.errors import CheckpointError, nearest
-from polyscale.interfaces.checkpoint import Box, LogicalTensor
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -35,6 +33,8 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
+from polyscale.errors import CheckpointError, nearest
+from polyscale.interfaces.checkpoint import Box, LogicalTensor
 from polyscale_standard.checkpoint.cover import Block, fault, inside
 
 

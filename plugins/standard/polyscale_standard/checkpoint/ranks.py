@@ -12,6 +12,7 @@ from os import PathLike, fspath
 from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
+
 from polyscale.checkpoint.faults import advice, cause
 from polyscale.errors import CheckpointError
 

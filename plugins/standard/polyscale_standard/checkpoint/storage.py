@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from polyscale.checkpoint.durable import fsync_directory
-from polyscale.errors import CheckpointError
-from polyscale.interfaces.checkpoint import LogicalTensor, StoredTensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
 
+from polyscale.checkpoint.durable import fsync_directory
+from polyscale.errors import CheckpointError
+from polyscale.interfaces.checkpoint import LogicalTensor, StoredTensor
 from polyscale_standard.checkpoint.metadata import check_files, read_metadata
 from polyscale_standard.checkpoint.planners import BoxLoadPlanner, BoxSavePlanner
 from polyscale_standard.checkpoint.ranks import Ranks
