@@ -37,6 +37,7 @@ def check_torch(entry: Installed) -> None:
         )
 
 
+@lru_cache(maxsize=64)
 def version_of(distribution: str) -> str | None:
     """Version of an installed distribution; None when it is absent. Imports nothing."""
     try:
