@@ -44,7 +44,7 @@ class Installed:
     @property
     def label(self) -> str:
         """How errors name it: kind, name, distribution and version."""
-        return f"{self.kind.capitalize()} {self.name!r} ({self.distribution} {self.version})"
+        return f"{spoken(self.kind)} {self.name!r} ({self.distribution} {self.version})"
 
 
 def kind_of(kind: str) -> Kind:
@@ -67,6 +67,11 @@ def installed(kind: str) -> list[Installed]:
     holds no plugins, such as ``config``.
     """
     return [entry for entry in _scan(_fingerprint()) if entry.kind == kind]
+
+
+def spoken(kind: str) -> str:
+    """The kind at the start of a sentence."""
+    return kind.upper() if len(kind) == 2 else kind.capitalize()
 
 
 def canonical(distribution: str) -> str:

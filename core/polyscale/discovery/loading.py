@@ -10,12 +10,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import pluggy
 
-from polyscale.discovery.catalogue import Installed, installed, kind_of
+from polyscale.discovery.catalogue import Installed, installed, kind_of, spoken
 from polyscale.discovery.missing import unknown
 from polyscale.discovery.quiet import run_plugin_code
 from polyscale.errors import PluginError, nearest
@@ -49,10 +48,7 @@ def load(kind: str, name: str, context: PluginContext | None = None) -> Any:
     entry = info.installed
 
     def hand_over() -> list[Any]:
-        manager = _manager()
-        plugin = _registered(manager, f"{kind}:{name}", info)
-        others = [other for other in manager.get_plugins() if other is not plugin]
-        results: list[Any] = manager.subset_hook_caller(spec.hook, others)(context=context)
+        results: list[Any] = getattr(_manager(info).hook, spec.hook)(context=context)
         return results
 
     results = run_plugin_code(entry.label, f"Calling its hook {spec.hook}", hand_over, fix=_repair(entry))
@@ -90,7 +86,7 @@ def find(kind: str, name: str) -> Installed:
     if len(found) > 1:
         owners = [f"{entry.distribution} {entry.version}" for entry in found]
         raise PluginError(
-            f"{kind.capitalize()} {name!r}",
+            f"{spoken(kind)} {name!r}",
             why=f"Several distributions claim this name: {' and '.join(owners)}",
             fix=f"Keep one of them, for instance by `pip uninstall {found[-1].distribution}`",
         )
@@ -138,37 +134,23 @@ def _check_version(plugin: type, spec: Kind, entry: Installed) -> tuple[int, int
     )
 
 
-@lru_cache(maxsize=1)
-def _manager() -> pluggy.PluginManager:
+def _manager(info: PluginInfo) -> pluggy.PluginManager:
+    """Make a pluggy manager that holds this plugin alone: no other can be called, or spoiled by one that fails."""
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(HookSpecs)
-    return manager
-
-
-def _registered(manager: pluggy.PluginManager, key: str, info: PluginInfo) -> Any:
-    """Return the plugin's instance, registered under ``key``; it replaces one of another class of the same key."""
-    known = manager.get_plugin(key)
-    if type(known) is info.plugin:
-        return known
-    if known is not None:
-        manager.unregister(known)
     plugin = info.plugin()
     try:
-        manager.register(plugin, name=key)
+        manager.register(plugin, name=f"{info.installed.kind}:{info.installed.name}")
         manager.check_pending()
-        _check_hook(manager, plugin, info)
     except pluggy.PluginValidationError as error:
-        manager.unregister(plugin)
         raise _wrong_hook(str(error), info) from error
-    except PluginError:
-        manager.unregister(plugin)
-        raise
-    return plugin
+    _check_hook(manager, plugin, info)
+    return manager
 
 
 def _check_hook(manager: pluggy.PluginManager, plugin: Any, info: PluginInfo) -> None:
     hook = kind_of(info.installed.kind).hook
-    mine = [impl for impl in getattr(manager.hook, hook).get_hookimpls() if impl.plugin is plugin]
+    mine = getattr(manager.hook, hook).get_hookimpls()
     if len(mine) == 1 and not (mine[0].hookwrapper or mine[0].wrapper):
         return
     if mine:

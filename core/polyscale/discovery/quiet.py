@@ -1,8 +1,8 @@
 """Running a plugin's code without letting it print on stdout or end the process.
 
 Notable: stdout carries our own results (JSON), so what a plugin prints goes elsewhere: Python's ``print`` into a log
-line, a C library's ``printf`` (file descriptor 1) to stderr. ``exit()`` becomes an error; only KeyboardInterrupt
-passes.
+line, a C library's ``printf`` (file descriptor 1) to stderr. ``exit()`` becomes an error; KeyboardInterrupt
+and polyscale's own errors pass.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from polyscale.errors import PluginError
+from polyscale.errors import PluginError, PolyscaleError
 
 logger = logging.getLogger("polyscale")
 T = TypeVar("T")
@@ -33,15 +33,14 @@ def run_plugin_code(label: str, doing: str, call: Callable[[], T], *, fix: str) 
         fix: what the user can do about a failure.
 
     Raises:
-        PluginError: the code raised anything but KeyboardInterrupt, or tried to exit.
+        PluginError: the code tried to exit, or raised anything but KeyboardInterrupt or an error of polyscale's own,
+            which pass through.
     """
     printed = io.StringIO()
     try:
         with _LOCK, _descriptor_to_stderr(), contextlib.redirect_stdout(printed):
             return call()
-    except KeyboardInterrupt:
-        raise
-    except PluginError:
+    except (KeyboardInterrupt, PolyscaleError):
         raise
     except BaseException as error:
         why = f"{doing} failed: {describe(error)}"

@@ -14,11 +14,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from polyscale import env
-from polyscale.discovery.catalogue import installed, kind_of
+from polyscale.discovery.catalogue import installed, kind_of, spoken
 from polyscale.discovery.loading import load
 from polyscale.discovery.missing import unknown
 from polyscale.discovery.quiet import run_plugin_code
-from polyscale.errors import PluginError
+from polyscale.errors import PluginError, PolyscaleError
 from polyscale.hooks import PluginContext
 
 if TYPE_CHECKING:
@@ -62,33 +62,34 @@ class Choice:
         return f"{self.name}" + (f" (not {rejected})" if rejected else "")
 
 
-def select_accelerator(requested: str = AUTO) -> Accelerator:
+def select_accelerator(requested: str = AUTO, *, context: PluginContext | None = None) -> Accelerator:
     """Return the accelerator to use, not yet activated.
 
     Args:
         requested: a name, or "auto"; ``POLYSCALE_ACCELERATOR`` wins over it.
+        context: what its hook may look at, as in :func:`select`.
 
     Raises:
         PluginError: the named one cannot be used (with the cause); or ``auto`` found two, or none and no cpu.
     """
-    return cast("Accelerator", choose_accelerator(requested).object)
+    return cast("Accelerator", choose_accelerator(requested, context=context).object)
 
 
-def choose_accelerator(requested: str = AUTO) -> Choice:
+def choose_accelerator(requested: str = AUTO, *, context: PluginContext | None = None) -> Choice:
     """As :func:`select_accelerator`, with what was considered; says the outcome of ``auto`` once at INFO."""
     override = env.accelerator_override()
     requested = override or requested
     if requested != AUTO:
         origin = f" ({env.ACCELERATOR})" if override else ""
-        return _explicit("accelerator", requested, None, origin=origin)
-    found, attempts = _automatic()
+        return _explicit("accelerator", requested, context, origin=origin)
+    found, attempts = _automatic(context)
     if len(found) > 1:
         raise _two_accelerators(found)
     for attempt in attempts:
         if attempt.broken:
             _say_once(logging.WARNING, f"Accelerator {attempt.name} cannot be used: {attempt.why}. {attempt.fix}")
     chosen = [Choice(name, made, tuple(attempts)) for name, made in found.items()]
-    choice = chosen[0] if chosen else _fall_back(attempts)
+    choice = chosen[0] if chosen else _fall_back(attempts, context)
     _say_once(logging.INFO, f"Accelerator: {choice.explain()}")
     return choice
 
@@ -136,15 +137,15 @@ def availability(kind: str, name: str, made: Any) -> str:
     """Return "" when ``made`` can be used here, else the reason. Kinds without ``is_available`` always can."""
     if not callable(getattr(made, "is_available", None)):
         return ""
-    label = f"{kind.capitalize()} {name!r}"
+    label = f"{spoken(kind)} {name!r}"
 
     def ask() -> str:
         return "" if made.is_available() else (made.why_unavailable() or "it is not available and gives no reason")
 
     try:
         return run_plugin_code(label, "Asking whether it is available", ask, fix="")
-    except PluginError as error:
-        return error.why
+    except PolyscaleError as error:
+        return error.why or str(error)
 
 
 def _explicit(kind: str, name: str, context: PluginContext | None, *, origin: str = "") -> Choice:
@@ -154,7 +155,7 @@ def _explicit(kind: str, name: str, context: PluginContext | None, *, origin: st
         return Choice(name, made, (Attempt(name, True),))
     others = sorted({entry.name for entry in installed(kind)} - {name})
     raise PluginError(
-        f"{kind.capitalize()} {name!r}{origin} cannot be used here",
+        f"{spoken(kind)} {name!r}{origin} cannot be used here",
         why=why,
         fix=f"Or choose another: {', '.join(others)}" if others else "",
     )
@@ -165,18 +166,18 @@ def _try(kind: str, name: str, context: PluginContext | None) -> tuple[Any, Atte
         return None, Attempt(name, False, "not installed")
     try:
         made = load(kind, name, _context(name, context))
-    except PluginError as error:
+    except PolyscaleError as error:
         return None, Attempt(name, False, error.why, error.fix, broken=True)
     why = availability(kind, name, made)
     return made, Attempt(name, accepted=not why, why=why)
 
 
-def _automatic() -> tuple[dict[str, Any], list[Attempt]]:
+def _automatic(context: PluginContext | None) -> tuple[dict[str, Any], list[Attempt]]:
     """Ask every accelerator but cpu. Returns those that may be chosen, and what was considered."""
     found: dict[str, Any] = {}
     attempts: list[Attempt] = []
     for name in sorted({entry.name for entry in installed("accelerator")} - {_FALLBACK}):
-        made, attempt = _try("accelerator", name, None)
+        made, attempt = _try("accelerator", name, context)
         if attempt.accepted and not made.auto:
             attempt = replace(attempt, accepted=False, why="used only when named")
         if attempt.accepted:
@@ -185,12 +186,12 @@ def _automatic() -> tuple[dict[str, Any], list[Attempt]]:
     return found, attempts
 
 
-def _fall_back(attempts: list[Attempt]) -> Choice:
+def _fall_back(attempts: list[Attempt], context: PluginContext | None) -> Choice:
     if not any(entry.name == _FALLBACK for entry in installed("accelerator")):
         tried = "; ".join(f"{attempt.name}: {attempt.why}" for attempt in attempts)
         missing = unknown("accelerator", _FALLBACK)
         raise PluginError("No accelerator can be used", why=tried, fix=missing.fix)
-    choice = _explicit("accelerator", _FALLBACK, None)
+    choice = _explicit("accelerator", _FALLBACK, context)
     return replace(choice, attempts=(*attempts, *choice.attempts))
 
 
