@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+
 from polyscale import testing
 from polyscale.errors import ConfigError
 from polyscale.testing import RanksFailed, count_collectives, ranks, ranks_once
