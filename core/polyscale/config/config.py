@@ -24,7 +24,6 @@ from polyscale.config.sections.top import BatchKeys, LogKeys, ModelKeys
 from polyscale.config.sections.zero import ZeroSection
 from polyscale.config.status import Finding, refuse_unhonoured
 
-
 _METRICS = "tensorboard.enabled, or the jsonl observer"
 
 

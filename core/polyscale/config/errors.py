@@ -1,4 +1,4 @@
-"""The errors of a configuration, one class per kind of mistake, so that a caller can tell a typo from a missing feature."""
+"""The errors of a configuration, one class per kind of mistake: a caller can tell a typo from a missing feature."""
 
 from __future__ import annotations
 

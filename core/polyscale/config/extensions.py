@@ -6,8 +6,6 @@ set. A plugin's section wins over the table of what is not built.
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 
@@ -61,15 +59,11 @@ def _load(name: str, entries: list[EntryPoint]) -> type[BaseModel]:
             why=f"several distributions claim it: {', '.join(owners)}",
             fix="Uninstall all but one",
         )
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            model = entries[0].load()
-    except (Exception, SystemExit) as error:
-        raise PluginError(
-            f"The configuration section {name!r} of {owners[0]}",
-            why=f"it cannot be loaded: {type(error).__name__}: {error}",
-            fix="Repair or uninstall that distribution",
-        ) from error
+    from polyscale.discovery.quiet import run_plugin_code
+
+    label = f"The configuration section {name!r} of {owners[0]}"
+    fix = "Repair or uninstall that distribution"
+    model = run_plugin_code(label, f"importing {entries[0].value}", entries[0].load, fix=fix)
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
-        raise PluginError(f"The configuration section {name!r} of {owners[0]}", why="it is no pydantic model class")
+        raise PluginError(label, why="it is no pydantic model class", fix=fix)
     return model

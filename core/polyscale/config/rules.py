@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from polyscale.config.batch import ACCUMULATION, MICRO, TRAIN
 from polyscale.config.errors import BatchError, NotBuiltError, WrongValueError
 from polyscale.errors import ConfigError
+from polyscale.schedules import check_scheduler
 
 if TYPE_CHECKING:
     from polyscale.config.config import Config
@@ -32,7 +33,13 @@ def contradictions(config: Config, set_keys: Mapping[str, Any]) -> list[ConfigEr
         config: the values.
         set_keys: what the user wrote, to tell a default from a wish.
     """
-    return [*_precision(config, set_keys), *_optimizer(config), *_batch(config), *_sections(config)]
+    return [
+        *_precision(config, set_keys),
+        *_optimizer(config),
+        *_scheduler(config),
+        *_batch(config),
+        *_sections(config),
+    ]
 
 
 def _precision(config: Config, set_keys: Mapping[str, Any]) -> Iterator[ConfigError]:
@@ -77,6 +84,15 @@ def _optimizer(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def _scheduler(config: Config) -> Iterator[ConfigError]:
+    if config.scheduler is None:
+        return
+    try:
+        check_scheduler(config.scheduler)
+    except ConfigError as error:
+        yield error
+
+
 def _batch(config: Config) -> Iterator[ConfigError]:
     train, micro = config.train_batch_size, config.train_micro_batch_size_per_gpu
     accumulation = config.gradient_accumulation_steps
@@ -98,6 +114,6 @@ def _sections(config: Config) -> Iterator[ConfigError]:
         yield WrongValueError(
             "topology.dp_shard = 0", why="expected at least 1, or -1", fix="-1 fills up what dp_replicate leaves"
         )
-    steps = config.data_types.keep_in_fp32_modules
-    if isinstance(steps, list) and "" in steps:
+    patterns = config.data_types.keep_in_fp32_modules
+    if isinstance(patterns, list) and "" in patterns:
         yield WrongValueError("data_types.keep_in_fp32_modules holds ''", why="an empty pattern matches no name")

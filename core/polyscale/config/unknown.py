@@ -23,16 +23,22 @@ def remove_unknown(tree: Node, values: dict[str, Any], top_level: Iterable[str])
     for path, owner, key, siblings in found:
         del owner[key]
         names = list(top_level) if owner is values else list(siblings)
-        close = nearest(key, names)
-        where = path.rpartition(".")[0]
-        if close:
-            fix = f"Did you mean {close!r}?"
-        elif owner is values:
-            fix = f"`scale config explain` lists the known keys, among them {', '.join(sorted(tree.children)[:6])}, ..."
-        else:
-            fix = f"Known in {where}: {', '.join(names)}"
-        errors.append(UnknownKeyError(f"Unknown key {path}", fix=fix))
+        errors.append(UnknownKeyError(f"Unknown key {path}", fix=_fix(tree, path, key, names)))
     return errors
+
+
+def _fix(tree: Node, path: str, key: str, names: list[str]) -> str:
+    """Say what may have been meant: a key spelt nearly so, or one of the same name in another section."""
+    close = nearest(key, names)
+    if close:
+        return f"Did you mean {close!r}?"
+    elsewhere = [f"{name}.{key}" for name, child in tree.children.items() if key in child.children]
+    if elsewhere:
+        return f"Did you mean {' or '.join(elsewhere)}?"
+    where = path.rpartition(".")[0]
+    if where:
+        return f"Known in {where}: {', '.join(names)}"
+    return "`scale config explain FILE` lists the keys of the top level; docs/configuration.md describes them"
 
 
 def _walk(node: Node, value: Any, prefix: str) -> Iterator[tuple[str, dict[str, Any], str, Mapping[str, Node]]]:

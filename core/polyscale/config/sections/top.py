@@ -14,7 +14,7 @@ _MOE = "there is no expert parallelism in this version"
 
 def _infinite(value: float) -> float:
     if value != float("inf"):
-        raise ValueError("a whole number of at least 1, or Infinity")
+        raise ValueError("Infinity")
     return value
 
 
@@ -33,10 +33,10 @@ class BatchKeys(Section):
         0.0, "Largest global norm of the gradient; 0 does not clip.", deepspeed=1.0, ge=0
     )
     prescale_gradients: bool = honoured(
-        False, "Divide gradients by the number of ranks before they are summed, not after."
+        False, "Divide gradients by gradient_predivide_factor before they are summed over ranks."
     )
     gradient_predivide_factor: float = honoured(
-        1.0, "Without prescale_gradients: divide by this before the sum, and by the rest after it.", gt=0
+        1.0, "The divisor of prescale_gradients; the average is the same.", gt=0
     )
     communication_data_type: Dtype | None = honoured(
         None, "Dtype in which gradients are summed over ranks; null: that of the precision (fp32)."
