@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from polyscale.errors import UnsupportedError
 from polyscale.interfaces.accelerator import Capabilities, Finding, MemoryUse, Toolchain
 from polyscale.torch_accelerator import NoEvent, NoStream
-
 from polyscale_cpu import host, process
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 
 from polyscale.interfaces.accelerator import Finding, Toolchain
-
 from polyscale_cpu import env
 
 _COMPILERS = ("c++", "g++", "clang++")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from polyscale.interfaces.accelerator import Capabilities, Finding, Toolchain
 from polyscale.torch_accelerator import TorchAccelerator
-
 from polyscale_cuda import env, host
 
 _DTYPES = frozenset({"fp64", "fp32", "bf16", "fp16"})
