@@ -53,7 +53,31 @@ class SgdFactory:
             _consistent(full | own)
             return own
 
-        return make(torch.optim.SGD, torch_groups(groups, options), full)
+        optimizer = make(torch.optim.SGD, torch_groups(groups, options), full)
+        optimizer.register_step_pre_hook(_start_late_momenta)
+        return optimizer
+
+
+def _start_late_momenta(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Give a momentum to parameters whose first gradient comes later than that of others.
+
+    torch's fused SGD wants the momenta of all parameters or of none. The value is the one from which the first update
+    comes out as a first update: momentum * buffer + (1 - dampening) * gradient = gradient.
+    """
+    import torch
+
+    for group in optimizer.param_groups:
+        live = [param for param in group["params"] if param.grad is not None]
+        late = [param for param in live if "momentum_buffer" not in optimizer.state[param]]
+        if not group["fused"] or not group["momentum"] or len(late) == len(live):
+            continue
+        for param in late:
+            buffer = torch.zeros_like(param)
+            if group["dampening"]:
+                sign = -1.0 if group["maximize"] else 1.0
+                gradient = sign * param.grad + group["weight_decay"] * param.detach()
+                buffer = gradient * (group["dampening"] / group["momentum"])
+            optimizer.state[param]["momentum_buffer"] = buffer
 
 
 def _consistent(full: dict[str, Any]) -> dict[str, Any]:
