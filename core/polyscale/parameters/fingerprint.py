@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Literal
 
+import torch
 from torch import nn
 
 from polyscale.errors import PolyscaleError
+from polyscale.parameters.deferred_log import history_of
+
+Start = Literal["real", "deferred", "meta"]
 
 
 @dataclass(frozen=True)
@@ -43,10 +49,19 @@ class Entry:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Parameters and buffers of a model in order, and a digest of them all."""
+    """Parameters and buffers of a model in order.
+
+    Attributes:
+        parameters: in the order of ``named_parameters``.
+        buffers: in the order of ``named_buffers``.
+        start: "real", "deferred" or "meta", as in ``Materializer.kind``: ranks that start differently would wait for
+            different collectives.
+        digest: of all of this.
+    """
 
     parameters: tuple[Entry, ...]
     buffers: tuple[Entry, ...]
+    start: str = "real"
     digest: str = field(default="")
 
     def __post_init__(self) -> None:
@@ -65,7 +80,7 @@ class Fingerprint:
         """
         try:
             data = json.loads(text)
-            return cls(_entries(data["parameters"]), _entries(data["buffers"]))
+            return cls(_entries(data["parameters"]), _entries(data["buffers"]), str(data["start"]))
         except (ValueError, KeyError, TypeError) as error:
             raise PolyscaleError(
                 f"A model fingerprint of {len(text)} characters",
@@ -77,7 +92,8 @@ class Fingerprint:
         def rows(entries: tuple[Entry, ...]) -> list[list[object]]:
             return [[e.name, list(e.shape), e.dtype, e.requires_grad, e.tied_to] for e in entries]
 
-        return json.dumps({"parameters": rows(self.parameters), "buffers": rows(self.buffers)}, separators=(",", ":"))
+        data = {"start": self.start, "parameters": rows(self.parameters), "buffers": rows(self.buffers)}
+        return json.dumps(data, separators=(",", ":"))
 
 
 def fingerprint(model: nn.Module) -> Fingerprint:
@@ -94,7 +110,19 @@ def fingerprint(model: nn.Module) -> Fingerprint:
     return Fingerprint(
         tuple(entry(name, parameter, trained=parameter.requires_grad) for name, parameter in parameters),
         tuple(entry(name, buffer, trained=False) for name, buffer in buffers),
+        start_of([*model.parameters(), *model.buffers()]),
     )
+
+
+def start_of(tensors: Iterable[torch.Tensor]) -> Start:
+    """Where starting values come from: "deferred" where any tensor is, else "meta" where any is, else "real"."""
+    start: Start = "real"
+    for tensor in tensors:
+        if history_of(tensor) is not None:
+            return "deferred"
+        if tensor.is_meta:
+            start = "meta"
+    return start
 
 
 def first_difference(a: Fingerprint, b: Fingerprint) -> str | None:
@@ -103,6 +131,8 @@ def first_difference(a: Fingerprint, b: Fingerprint) -> str | None:
         for number, (mine, other) in enumerate(zip_longest(ours, theirs)):
             if mine != other:
                 return f"{kind} {number}: {mine or 'absent'} against {other or 'absent'}"
+    if a.start != b.start:
+        return f"the model's start: {a.start} against {b.start}"
     return None
 
 

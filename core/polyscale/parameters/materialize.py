@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import Literal
 
 import torch
 from torch import nn
 
 from polyscale.errors import PolyscaleError, nearest
 from polyscale.parameters.deferred_log import history_of, reference, replay_reference
+from polyscale.parameters.fingerprint import Start, start_of
 from polyscale.parameters.materialize_meta import MetaStart
-
-Start = Literal["real", "deferred", "meta"]
 
 
 def materializer(model: nn.Module, *, seed: int, prefix: str = "") -> Materializer:
@@ -66,7 +64,7 @@ class Materializer:
                 empty[name] = tensor
             else:
                 self._real[name] = weakref.ref(tensor)
-        self.kind = "deferred" if self._recorded else "meta" if empty else "real"
+        self.kind = start_of(tensor for _, tensor in named)
         if self._recorded and empty:
             raise _changed_outside(next(iter(empty)))
         self._meta = MetaStart(model, empty, seed=seed, prefix=dot) if empty else None
