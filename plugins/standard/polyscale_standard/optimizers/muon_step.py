@@ -92,7 +92,7 @@ class Muon(torch.optim.Optimizer):
             return
         work = full.bfloat16() if group["ns_dtype"] == "bf16" else full
         orthogonal = newton_schulz(work, steps=group["ns_steps"]).to(param.dtype)
-        local = self._store.extract(name, orthogonal).view_as(param)
+        local = self._store.extract(name, orthogonal).reshape(param.shape)
         if group["weight_decay"]:
             param.mul_(1 - group["lr"] * group["weight_decay"])
         param.add_(local, alpha=-group["lr"] * update_scale(full.shape, group["adjust_lr"]))
