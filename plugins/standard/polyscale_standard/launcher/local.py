@@ -208,5 +208,5 @@ def _report(failure: Ended | None, nproc: int) -> int:
     if failure is None:
         return 0
     others = ", the first to fail; the others were ended" if nproc > 1 else ""
-    logger.error("%s%s", str(failure).capitalize(), others)
+    logger.error("%s%s", failure, others)
     return failure.exit_code

@@ -30,12 +30,12 @@ class Ended:
 
     def __str__(self) -> str:
         if self.code >= 0:
-            return f"rank {self.rank} exited with code {self.code}"
+            return f"Rank {self.rank} exited with code {self.code}"
         try:
             name = signal.Signals(-self.code).name
         except ValueError:
             name = f"signal {-self.code}"
-        return f"rank {self.rank} was ended by {name}"
+        return f"Rank {self.rank} was ended by {name}"
 
 
 class RankProcesses:

@@ -1,0 +1,62 @@
+"""``scale run``: a script on several ranks of this host."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+from polyscale.discovery import load, select_accelerator
+from polyscale.errors import PolyscaleError
+from polyscale.interfaces.launcher import LaunchRequest
+
+_LAUNCHER = "local"
+
+
+def run_ranks(
+    target: str,
+    arguments: Sequence[str],
+    *,
+    module: bool = False,
+    nproc: int | None = None,
+    log_dir: str | None = None,
+    dry_run: bool = False,
+) -> int:
+    """Start ranks, or print what would be started; returns the exit code.
+
+    Args:
+        target: script, or name of a module.
+        arguments: given to it untouched.
+        module: whether ``target`` is a module.
+        nproc: number of ranks; None: one per device of the accelerator that would be chosen.
+        log_dir: folder for one file per rank and stream.
+        dry_run: print the command lines instead.
+    """
+    _log_to_stderr()
+    launcher = load("launcher", _LAUNCHER)
+    if not launcher.is_available():
+        raise PolyscaleError(f"Launcher {_LAUNCHER!r}", why=launcher.why_unavailable())
+    command = [sys.executable, "-m", target, *arguments] if module else [target, *arguments]
+    request = LaunchRequest(command, nproc=nproc if nproc is not None else 1, log_dir=log_dir)
+    plan = launcher.plan(request)  # refuses a missing script before torch is imported to count devices
+    if nproc is None and (devices := default_nproc()) != 1:
+        request = LaunchRequest(command, nproc=devices, log_dir=log_dir)
+        plan = launcher.plan(request)
+    if dry_run:
+        sys.stdout.writelines(f"{line}\n" for line in plan)
+        return 0
+    code: int = launcher.run(request)
+    return code
+
+
+def default_nproc() -> int:
+    """Number of devices of the accelerator that would be chosen; 1 on cpu."""
+    return max(1, select_accelerator().device_count())
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("polyscale")
+    logger.addHandler(handler)
+    logger.propagate = False
