@@ -180,6 +180,13 @@ def elastic_agent(spec: Any, logs: Any, *, on_start: Callable[[dict[int, int]], 
         def _construct_event(self, *args: Any, **kwargs: Any) -> Event:
             return Event(name="", source=EventSource.AGENT)
 
+        def _shutdown(self, *args: Any, **kwargs: Any) -> None:
+            super()._shutdown(*args, **kwargs)
+            for handler in getattr(self._pcontext, "subprocess_handlers", {}).values():
+                for stream in (handler._stdout, handler._stderr):  # left open where a rank ended by itself
+                    if stream is not None:
+                        stream.close()
+
     return Agent(spec=spec, logs_specs=logs)
 
 
