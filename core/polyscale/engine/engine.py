@@ -19,6 +19,7 @@ from torch import nn
 
 from polyscale.engine.accumulation import Accumulation
 from polyscale.engine.batches import BatchRunner, LossFunction, to_device
+from polyscale.engine.optimizer import take_step
 from polyscale.engine.update import GradientNumbers, GradientScaling
 from polyscale.errors import PolyscaleError
 from polyscale.interfaces.observer import EngineClosed, StepTaken
@@ -355,7 +356,7 @@ class Engine:
             used = (self.learning_rates(), self.loss_scale)
             culprit = self._scaling.first_non_finite() if skipped else None
             if not skipped:
-                self.optimizer.step()
+                take_step(self.optimizer, self.parameters_store.granularity)
                 self.parameters_store.written()
             self._gradients.clear()
             loss = accumulation.mean_loss()

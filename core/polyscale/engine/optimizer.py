@@ -14,12 +14,13 @@ from torch import nn
 
 from polyscale.config import Config
 from polyscale.discovery import installed, load
-from polyscale.errors import ConfigError, PolyscaleError
+from polyscale.errors import ConfigError, PolyscaleError, UnsupportedError
 from polyscale.hooks import PluginContext
 from polyscale.interfaces.accelerator import Accelerator
 from polyscale.interfaces.optimizer import Granularity, OptimizerFactory, OptimizerGroup
 from polyscale.interfaces.parallelism import DataParallelApplied
 from polyscale.optimizers import granularity_of, split_groups
+from polyscale.parameters.store import ParameterStore
 
 OptimizerLike = torch.optim.Optimizer | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -39,7 +40,7 @@ def check_instance(optimizer: Any, names: dict[nn.Parameter, str]) -> None:
             fix="Pass torch.optim.AdamW(model.parameters()), or a function of the parameters, or use config.optimizer",
         )
     granularity_of(optimizer)
-    if any(optimizer.state.values()):
+    if any(_has_stepped(state) for state in optimizer.state.values()):
         raise PolyscaleError(
             f"An optimizer ({type(optimizer).__name__}) that has taken steps",
             why="its state belongs to whole parameters, which the engine replaces",
@@ -86,14 +87,60 @@ def _repoint(
 ) -> torch.optim.Optimizer:
     granularity = granularity_of(optimizer)
     store = applied.store
-    for group in optimizer.param_groups:
-        fqns = [names[parameter] for parameter in group["params"]]
-        group["params"] = [
-            store.optimizer_parameter(fqn, granularity) for fqn in fqns if 0 not in store.infos[fqn].shape
-        ]
+    fresh = {names[parameter]: (parameter, state) for parameter, state in optimizer.state.items()}
     optimizer.state.clear()
+    for group in optimizer.param_groups:
+        kept = [
+            (index, names[parameter])
+            for index, parameter in enumerate(group["params"])
+            if 0 not in store.infos[names[parameter]].shape
+        ]
+        group["params"] = [store.optimizer_parameter(fqn, granularity) for _, fqn in kept]
+        if group.get("param_names"):
+            group["param_names"] = [group["param_names"][index] for index, _ in kept]
+        for _, fqn in kept:
+            if fqn in fresh:
+                optimizer.state[store.optimizer_parameter(fqn, granularity)] = _moved(
+                    *fresh[fqn], store.optimizer_parameter(fqn, granularity)
+                )
     store.attach(optimizer, granularity)
     return optimizer
+
+
+def _has_stepped(state: dict[str, Any]) -> bool:
+    """Whether a parameter's state is more than what a constructor fills in (Adagrad's does)."""
+    return bool(state) and not ("step" in state and float(state["step"]) == 0)
+
+
+def _moved(old: nn.Parameter, state: dict[str, Any], new: nn.Parameter) -> dict[str, Any]:
+    """Return a constructor's state (constants, counters) for the parameter that stands in for ``old``."""
+    moved: dict[str, Any] = {}
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor) and value.shape == old.shape and value.numel() and value.dim():
+            moved[name] = torch.full_like(new, value.reshape(-1)[0].item(), requires_grad=False)
+        else:
+            moved[name] = value.clone() if isinstance(value, torch.Tensor) else value
+    return moved
+
+
+def take_step(optimizer: torch.optim.Optimizer, granularity: Granularity) -> None:
+    """Run ``optimizer.step()``.
+
+    Raises:
+        UnsupportedError: it was given DTensors, because it needs whole tensors or is unknown, and cannot update them.
+    """
+    try:
+        optimizer.step()
+    except (RuntimeError, NotImplementedError) as error:
+        text = str(error).strip().split("\n", 1)[0]
+        if granularity != "tensor" or not ("sharding" in str(error).lower() or "DTensor" in str(error)):
+            raise
+        raise UnsupportedError(
+            f"Optimizer {type(optimizer).__name__} over sharded parameters",
+            why=f"this torch cannot run it on DTensors ({text})",
+            fix="Use an optimizer that works element by element (AdamW, SGD, Lion, ...), Muon, or stage 0; a class of "
+            "your own that does so says granularity = 'element'",
+        ) from error
 
 
 def _from_config(
@@ -106,11 +153,10 @@ def _from_config(
     params = factory.check(dict(section.params))
     granularity: Granularity = factory.granularity
     store = applied.store
-    infos = {fqn: info for fqn, info in store.infos.items() if _trainable(info)}
     groups = [
-        OptimizerGroup({fqn: store.optimizer_parameter(fqn, granularity) for fqn in fqns}, dict(options))
-        for fqns, options in split_groups(section, infos, norms=norms)
-        if fqns
+        OptimizerGroup(members, dict(options))
+        for fqns, options in split_groups(section, store.infos, norms=norms)
+        if (members := _members(store, fqns, granularity))
     ]
     if not groups:
         raise ConfigError(
@@ -121,6 +167,10 @@ def _from_config(
     optimizer = factory.build(groups, params, store)
     store.attach(optimizer, granularity)
     return optimizer
+
+
+def _members(store: ParameterStore, fqns: list[str], granularity: Granularity) -> dict[str, nn.Parameter]:
+    return {fqn: store.optimizer_parameter(fqn, granularity) for fqn in fqns if _trainable(store.infos[fqn])}
 
 
 def load_factory(config: Config, accelerator: Accelerator | None) -> OptimizerFactory:

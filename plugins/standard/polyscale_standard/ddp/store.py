@@ -40,10 +40,9 @@ class ReplicatedStore(ShardedStore):
 
     def assemble(self, fqn: str, local: torch.Tensor) -> torch.Tensor:
         """See the Protocol."""
-        info = self.infos[fqn]
-        if info.mesh is None:
-            return local.clone()
-        return as_dtensor(local, self._masters[fqn]).full_tensor()
+        whole = as_dtensor(local, self._masters[fqn])
+        full: torch.Tensor = local if whole is local else whole.full_tensor()
+        return full.clone() if full.data_ptr() == local.data_ptr() else full
 
     def extract(self, fqn: str, full: torch.Tensor) -> torch.Tensor:
         """See the Protocol."""

@@ -58,7 +58,9 @@ class DTensorStore(ShardedStore):
     def assemble(self, fqn: str, local: torch.Tensor) -> torch.Tensor:
         """See the Protocol."""
         whole = as_dtensor(local, self.sharded[fqn])
-        return whole.full_tensor() if whole is not local else local.clone()
+        full: torch.Tensor = local if whole is local else whole.full_tensor()
+        # In a world of 1 the whole tensor is the local one; callers are promised a copy.
+        return full.clone() if full.data_ptr() == local.data_ptr() else full
 
     def extract(self, fqn: str, full: torch.Tensor) -> torch.Tensor:
         """See the Protocol."""
