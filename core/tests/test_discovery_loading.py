@@ -11,7 +11,7 @@ import textwrap
 import pytest
 
 from polyscale.discovery import installed, load, plugin_info
-from polyscale.errors import PluginError
+from polyscale.errors import ConfigError, PluginError
 from polyscale.hooks import PluginContext
 from polyscale.testing.distributions import write_distribution
 
@@ -119,6 +119,15 @@ def test_hook_that_prints_exits_or_raises_is_contained(plugin, capfd):
     assert capfd.readouterr().out == ""
     plugin(GOOD.replace("return Made(context)", "return context.absent"), name="raising", dist="acme-raising")
     assert "AttributeError" in refusal("raising").why
+
+
+def test_errors_of_polyscales_own_pass_through_a_hook(plugin):
+    source = "from polyscale.errors import ConfigError\n" + textwrap.dedent(GOOD)
+    plugin(
+        source.replace("return Made(context)", "raise ConfigError('devices = 0')"), name="strict", dist="acme-strict"
+    )
+    with pytest.raises(ConfigError, match="devices = 0"):
+        load("observer", "strict")
 
 
 def test_two_distributions_of_one_name_are_both_named(plugin):
