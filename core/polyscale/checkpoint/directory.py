@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 
-from polyscale.checkpoint.durable import fsync_directory, fsync_tree, write_bytes
+from polyscale.checkpoint.durable import fsync_directory, fsync_tree, make_directory, write_bytes
 from polyscale.checkpoint.faults import failure
 from polyscale.checkpoint.names import LATEST, MANIFEST, TENSORS, Hidden, Purpose, check_tag
 from polyscale.errors import CheckpointError, nearest
@@ -86,7 +86,7 @@ class CheckpointDirectory:
         target = self.path(tag)
         tmp = self.root / str(Hidden.mine(tag, "tmp"))
         with _reported(self.root, "written"):
-            self.root.mkdir(parents=True, exist_ok=True)
+            make_directory(self.root)
             self.clean_stale()
             self._check_free(target, tag, overwrite)
             (tmp / TENSORS).mkdir(parents=True)
@@ -149,7 +149,7 @@ class CheckpointDirectory:
             if not hidden.abandoned:
                 continue
             path = self.root / str(hidden)
-            with suppress(FileNotFoundError):
+            with _reported(self.root, "cleaned up"), suppress(FileNotFoundError):
                 if hidden.purpose == "old" and not (self.root / hidden.tag).exists():
                     path.rename(self.root / hidden.tag)
                     fsync_directory(self.root)

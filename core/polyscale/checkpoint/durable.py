@@ -32,6 +32,16 @@ def fsync_tree(path: Path) -> None:
         fsync_directory(Path(folder))
 
 
+def make_directory(path: Path) -> None:
+    """Make ``path`` and what is missing above it, each name on the device before the next."""
+    if path.is_dir():
+        return
+    if path.parent != path:
+        make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    fsync_directory(path.parent)
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a new file and fsync it; a failure leaves no file."""
     try:

@@ -16,7 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from polyscale.checkpoint.durable import fsync_directory, fsync_file, write_bytes
+from polyscale.checkpoint.durable import fsync_directory, fsync_file, make_directory, write_bytes
 from polyscale.checkpoint.faults import failure
 from polyscale.checkpoint.safetensors_layout import Plan, Shard, Slot, lay_out
 from polyscale.errors import CheckpointError
@@ -109,7 +109,7 @@ class _Export:
         """Make the files, with their headers."""
         import torch
 
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_directory(self._folder)
         for shard, name in zip(self._shards, self._names, strict=True):
             write_bytes(self._aside[name], b"")
             self._io.write(torch.frombuffer(bytearray(shard.header), dtype=torch.uint8), self._aside[name], 0)
