@@ -45,15 +45,17 @@ def resolve_autos(
         _replace(values, path, result[0])
         kind = Origin("argument", "auto=") if name in given else Origin("auto", result[1])
         origins[name] = kind
-    if not unresolved:
-        return []
-    return [
-        UnresolvedAutoError(
-            ", ".join(f'{name} = "auto"' for name in unresolved),
-            why="nothing here tells what they should be (another library may fill them in before polyscale sees them)",
-            fix="Write " + "; ".join(f"{name}: {_ADVICE.get(name, 'the value')}" for name in unresolved),
-        )
-    ]
+    return [_unresolved(unresolved)] if unresolved else []
+
+
+def _unresolved(paths: list[str]) -> UnresolvedAutoError:
+    error = UnresolvedAutoError(
+        ", ".join(f'{path} = "auto"' for path in paths),
+        why="nothing here tells the value (another library may fill it in before polyscale sees it)",
+        fix="Write " + "; ".join(f"{path}: {_ADVICE.get(path, 'the value')}" for path in paths),
+    )
+    error.paths = tuple(paths)
+    return error
 
 
 def dotted(path: Path) -> str:

@@ -24,7 +24,9 @@ class NotBuiltError(ConfigError):
 
 
 class UnresolvedAutoError(ConfigError):
-    """``"auto"`` where nothing here can tell the value."""
+    """``"auto"`` where nothing here can tell the value; ``paths`` has the keys."""
+
+    paths: tuple[str, ...] = ()
 
 
 class BatchError(ConfigError):

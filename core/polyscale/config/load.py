@@ -51,8 +51,7 @@ def load_config(source: Readable, *, seed: int | None = None, auto: Mapping[str,
     loading.override(seed)
     config = loading.resolve(auto or {})
     raise_all(loading.errors, loading.source.name)
-    if config is None:
-        raise WrongValueError(loading.source.name, why="it could not be read")
+    assert config is not None, "without errors there is a configuration"
     return config
 
 
@@ -83,7 +82,8 @@ class Loading:
         """Return the configuration, or None; what is wrong is in ``errors``."""
         tree, models = self._known()
         self.errors.extend(remove_unknown(tree, self.values, {*tree.children, *unbuilt.NAMES, *installed()}))
-        self.errors.extend(resolve_autos(tree, self.values, self.origins, auto))
+        unresolved = resolve_autos(tree, self.values, self.origins, auto)
+        self.errors.extend(unresolved)
         written = {key: dict(value) if isinstance(value, dict) else value for key, value in self.values.items()}
         self._precision_switches()
         found = findings(tree, self.values)
@@ -92,9 +92,11 @@ class Loading:
         own = {key: value for key, value in self.values.items() if key in Config.model_fields}
         config = build(Config, own, tree)
         if not isinstance(config, Config):
-            self.errors.extend(config if isinstance(config, list) else [])
+            told = {path for error in unresolved for path in error.paths}
+            self.errors.extend(error for error in config if error.given not in told)
             return None
-        self.errors.extend(contradictions(config, written))
+        if not unresolved:  # what is not known cannot be compared
+            self.errors.extend(contradictions(config, written))
         config.attach(sections=sections, origins=self.origins, findings=tuple(found), source=self.source.name)
         return config
 

@@ -68,16 +68,17 @@ Int = Annotated[int, BeforeValidator(_whole)]
 """A whole number; ``5e8`` counts as one."""
 
 
-def honoured(default: Any, text: str, *, deepspeed: Any = SAME, **constraints: Any) -> Any:
+def honoured(default: Any, text: str, *, deepspeed: Any = SAME, takes_auto: bool = False, **constraints: Any) -> Any:
     """Declare a key that does what it says.
 
     Args:
         default: ``...``: it must be given; a section's class: it is always there, with that section's defaults.
         text: a sentence about it.
         deepspeed: DeepSpeed's default, where it is another; NEW: DeepSpeed has no such key.
+        takes_auto: whether "auto" below it is its owner's business.
         constraints: of the value (``ge``, ``gt``, ``le``, ``lt``, ``min_length``).
     """
-    return _field(default, text, Status.HONOURED, "", deepspeed, constraints)
+    return _field(default, text, Status.HONOURED, "", deepspeed, constraints, takes_auto)
 
 
 def no_effect(default: Any, text: str, *, reason: str, deepspeed: Any = SAME, **constraints: Any) -> Any:
@@ -95,8 +96,16 @@ def not_built(default: Any, text: str, *, nearest: str, deepspeed: Any = SAME, *
     return _field(default, text, Status.NOT_BUILT, nearest, deepspeed, constraints)
 
 
-def _field(default: Any, text: str, status: Status, reason: str, deepspeed: Any, constraints: dict[str, Any]) -> Any:
-    extra = {"status": status, "reason": reason, "deepspeed": deepspeed}
+def _field(
+    default: Any,
+    text: str,
+    status: Status,
+    reason: str,
+    deepspeed: Any,
+    constraints: dict[str, Any],
+    takes_auto: bool = False,
+) -> Any:
+    extra = {"status": status, "reason": reason, "deepspeed": deepspeed, "takes_auto": takes_auto}
     if isinstance(default, type) and issubclass(default, Section):
         return Field(default_factory=default, description=text, json_schema_extra=extra, **constraints)
     return Field(default, description=text, json_schema_extra=extra, **constraints)

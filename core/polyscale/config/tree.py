@@ -33,7 +33,7 @@ class Node:
         children: keys below it.
         each: what stands below every name or index, where names are free.
         free: whether anything may stand below.
-        switch: the child that turns it on, and the values that mean off.
+        switch: the key below that turns it on (dotted), and the values that mean off.
         presence: whether it is on by being there.
         takes_auto: whether "auto" is one of its own values.
     """
@@ -55,10 +55,11 @@ class Node:
         if value is None:
             return False
         if not isinstance(value, Mapping):
-            return bool(value != self.default) and not (self.children and value is False)
+            refused = value is False and (self.default is None or bool(self.children))
+            return bool(value != self.default) and not refused
         if self.switch is not None:
             key, off = self.switch
-            return value.get(key, self.children[key].default) not in off
+            return _switch_value(self, value, key) not in off
         if self.presence:
             return True
         if self.each is not None:
@@ -66,6 +67,13 @@ class Node:
         if not self.children:
             return bool(value != self.default)
         return any(self.children[key].is_on(entry) for key, entry in value.items() if key in self.children)
+
+
+def _switch_value(node: Node, value: Any, path: str) -> Any:
+    for key in path.split("."):
+        node = node.children[key]
+        value = value.get(key, node.default) if isinstance(value, Mapping) else node.default
+    return value
 
 
 def asked_for(node: Node, value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Node]]:
@@ -113,7 +121,7 @@ def _field_node(info: FieldInfo) -> Node:
         reason=str(extra.get("reason", "")),
         text=info.description or "",
         deepspeed=plain if deepspeed is SAME else deepspeed,
-        takes_auto=_takes_auto(info.annotation, default),
+        takes_auto=bool(extra.get("takes_auto")) or _takes_auto(info.annotation, default),
         **_inside(info.annotation),
     )
 

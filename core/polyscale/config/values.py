@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from polyscale.config.errors import ConfigErrors, WrongValueError
 from polyscale.config.tree import Node
+
+M = TypeVar("M", bound=BaseModel)
 
 _EXPECTED = {
     "int_type": "a whole number",
@@ -34,7 +36,7 @@ _BOUNDS = {
 }
 
 
-def build(model: type[BaseModel], values: Mapping[str, Any], tree: Node, prefix: str = "") -> BaseModel | ConfigErrors:
+def build(model: type[M], values: Mapping[str, Any], tree: Node, prefix: str = "") -> M | ConfigErrors:
     """Return the model, or what is wrong with the values, one error per path."""
     try:
         return model.model_validate(dict(values))

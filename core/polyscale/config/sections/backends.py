@@ -27,7 +27,9 @@ class BackendsSection(Section):
     )
     io: str = honoured("auto", "I/O plugin; auto: threads.", deepspeed=NEW, min_length=1)
     checkpoint: str = honoured("auto", "Checkpoint plugin; auto: dcp.", deepspeed=NEW, min_length=1)
-    options: dict[str, dict[str, Any]] = honoured({}, "Options of each plugin by its name.", deepspeed=NEW)
+    options: dict[str, dict[str, Any]] = honoured(
+        {}, "Options of each plugin by its name.", deepspeed=NEW, takes_auto=True
+    )
 
 
 class TopologySection(Section):

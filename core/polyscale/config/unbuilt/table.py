@@ -54,8 +54,8 @@ def _section(
     presence: bool,
 ) -> Node:
     children = {key: _node(value) for key, value in keys.items() if key != ANY_NAME}
-    if off is None and "enabled" in children and not presence:
-        off = ("enabled", (False, None))
+    if off is None and not presence:
+        off = _switch(children)
     return Node(
         status=status,
         reason=reason,
@@ -65,6 +65,15 @@ def _section(
         switch=off,
         presence=presence,
     )
+
+
+def _switch(children: Mapping[str, Node]) -> tuple[str, tuple[Any, ...]] | None:
+    """Return the usual switches: ``enabled``, which techniques of compression keep in their ``shared_parameters``."""
+    if "enabled" in children:
+        return "enabled", (False, None)
+    if "shared_parameters" in children:
+        return "shared_parameters.enabled", (False, None)
+    return None
 
 
 def _node(value: Any) -> Node:
