@@ -58,7 +58,7 @@ class LineBuffer:
     console: Console
     prefix: bytes
     _pending: bytes = b""
-    _shown: float = field(default_factory=time.monotonic)
+    _shown: float = field(default_factory=lambda: time.monotonic())
 
     def feed(self, data: bytes) -> None:
         """Take bytes as they come."""
