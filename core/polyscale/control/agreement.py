@@ -43,6 +43,7 @@ class Control:
         self.timeout_s = env.timeout_s() if timeout_s is None else timeout_s
         self.watch: Any = None  # the watch that all watchdogs of this control share
         self._calls: dict[str, int] = {}
+        self._published: dict[str, str] = {}  # on rank 0: kind and name -> key of the latest verdict
 
     def agree(self, name: str, value: Any, *, what: str) -> None:
         """Check that every rank gives an equal ``value`` (compared as JSON).
@@ -80,7 +81,7 @@ class Control:
             return json.loads(text)
         key = self._key("decide", name)
         if self.rank == 0:
-            self._call(self.store.set, f"{key}/verdict", text)
+            self._publish(key, text)
             return json.loads(text)
         if not self._wait([f"{key}/verdict"], self.timeout_s):
             raise self._missing(what or name, [0])
@@ -105,7 +106,9 @@ class Control:
             verdict = {"missing": [], "values": values}
         else:
             verdict = {"missing": self._absent(key), "values": []}
-        self._call(self.store.set, f"{key}/verdict", json.dumps(verdict))
+        self._publish(key, json.dumps(verdict))
+        if verdict["missing"]:
+            del self._published[key.rpartition("/")[0]]  # who did not come may never read it
         return verdict
 
     def _await_verdict(self, key: str) -> dict[str, Any]:
@@ -113,6 +116,18 @@ class Control:
             return {"missing": self._absent(key) or [0], "values": []}
         verdict: dict[str, Any] = json.loads(self._take(key, values=True))
         return verdict
+
+    def _publish(self, key: str, text: str) -> None:
+        self._call(self.store.set, f"{key}/verdict", text)
+        self._published[key.rpartition("/")[0]] = key
+
+    def finish(self, seconds: float) -> None:
+        """On rank 0, whose process may hold the store: wait until the others have read the latest verdicts."""
+        end = time.monotonic() + seconds
+        for key in self._published.values():
+            while self._call(self.store.check, [f"{key}/verdict"]) and time.monotonic() < end:
+                time.sleep(0.005)
+        self._published.clear()
 
     def _take(self, key: str, *, values: bool) -> str:
         """Read the verdict; the last reader clears the keys, so that the store stays small."""

@@ -45,6 +45,7 @@ class Event:
         error: exception type and message.
         secondary: the exception is what the loss of another rank looks like.
         step: updates done.
+        last: left: the whole process ends, and with rank 0's perhaps the store.
     """
 
     kind: Literal["here", "left", "failed", "fell", "gone", "silent"]
@@ -59,6 +60,7 @@ class Event:
     error: str = ""
     secondary: bool = False
     step: int = 0
+    last: bool = False
 
     @property
     def identity(self) -> Identity:
@@ -71,7 +73,7 @@ class Event:
             at = f" at {self.line}" if self.line else ""
             return f"{who} raised {self.error}{at}, while {self.doing}"
         if self.kind == "left":
-            return f"{who} has ended in order after step {self.step}"
+            return f"{who} has ended in order (steps done: {self.step})"
         if self.kind == "silent":
             return f"{who} gives no sign of life; its host, or the way to it, is gone"
         return f"{who} is gone: its process was killed or ended at once"
@@ -94,7 +96,7 @@ def of_exception(
         rank,
         **asdict(identity),
         number=number,
-        doing=str(place),
+        doing=place.of(exception),
         line=line_of_exception(exception),
         error=text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "...",
         secondary=is_communication_error(exception),

@@ -24,9 +24,11 @@ class Place:
         since: monotonic time of the last change.
         thread: identity of the thread that entered the phase.
         step: updates done so far.
+        raised: identity and place of the latest exception that left a phase (the exception itself would keep its
+            frames, and all their tensors, alive).
     """
 
-    __slots__ = ("detail", "phase", "since", "step", "thread")
+    __slots__ = ("detail", "phase", "raised", "since", "step", "thread")
 
     def __init__(self) -> None:
         self.phase = ""
@@ -34,11 +36,16 @@ class Place:
         self.since = time.monotonic()
         self.thread: int = threading.main_thread().ident or 0
         self.step = 0
+        self.raised: tuple[int, str] = (0, "")
 
     def __str__(self) -> str:
-        if not self.phase:
-            return f"outside the engine after step {self.step}"
-        return f"in {self.phase}" + (f", {self.detail}," if self.detail else "") + f" after step {self.step}"
+        phase = f"in {self.phase}" if self.phase else "outside the engine"
+        return phase + (f", {self.detail}" if self.detail else "") + f" (steps done: {self.step})"
+
+    def of(self, exception: BaseException) -> str:
+        """Where the thread was when ``exception`` was raised: by now it may have left the phase."""
+        identity, text = self.raised
+        return text if identity == id(exception) else str(self)
 
     def line(self) -> str:
         """The line of the user's code that the thread is at, or ""."""
@@ -62,11 +69,14 @@ class Phase:
         place.phase = self._name
         place.detail = ""
         place.thread = threading.get_ident()
+        place.raised = (0, "")
         place.since = time.monotonic()
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, exception: BaseException | None, traceback: object) -> None:
         place = self._place
+        if exception is not None and place.raised[0] != id(exception):
+            place.raised = (id(exception), str(place))
         place.phase, place.detail = self._before
         place.since = time.monotonic()
 

@@ -8,6 +8,7 @@ over a store in memory. On one host gloo is kept on the loopback interface: it t
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import socket
 import sys
@@ -24,6 +25,8 @@ from polyscale.errors import ConfigError, RankError, UnsupportedError
 if TYPE_CHECKING:
     from polyscale.interfaces.accelerator import Accelerator
     from polyscale.interfaces.communication import Communication
+
+_FINISH_S = 5.0
 
 
 @dataclass
@@ -93,10 +96,13 @@ def _end_process_group() -> None:
     if process.pid != os.getpid():
         return
     watch = process.control.watch if process.control is not None else None
-    if watch is not None:
-        watch.leave()
     # After an uncaught exception the others may not answer any more, and an orderly end could wait for them.
     falling = watch is not None and watch.falling
+    if process.control is not None and not falling:
+        with contextlib.suppress(RankError):
+            process.control.finish(_FINISH_S)
+    if watch is not None:
+        watch.leave()
     if not falling and process.owned is not None and dist.is_initialized() and dist.group.WORLD is process.owned:
         dist.destroy_process_group()
     process.owned = process.group = process.control = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import sys
 import threading
@@ -23,9 +22,7 @@ if TYPE_CHECKING:
     from polyscale.control.watch import Watch
 
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong with this rank, another try may do
-_TRIES_FOR_STORE = 4
 _IDLE = 0.05  # share of one core below which the process counts as waiting; the watchdog itself takes 0.005
-logger = logging.getLogger("polyscale")
 
 
 class Rounds:
@@ -49,18 +46,18 @@ class Rounds:
         self._beats = 0
         self._beat_at = 0.0
         self._heard: dict[int, tuple[str, float]] = {}
-        self._store_failures = 0
         self._pending_since = 0.0
         self._idle_mark = ((0.0, 0), 0.0, 0.0)  # (progress, others that left), time, processor time
 
     def run(self) -> None:
         """Look until told to stop."""
         while not self._stop.wait(self._timings.poll):
-            try:
-                self._look()
-                self._store_failures = 0
-            except RuntimeError:  # c10d's store errors are RuntimeErrors
-                self._store_failures += 1
+            if not self._watch.store_ended:
+                try:
+                    self._look()
+                except RuntimeError:  # a c10d connection that has broken once stays so
+                    self._watch.store_ended = True
+            if self._watch.store_ended:
                 self._look_without_store()
             self._judge()
 
@@ -68,8 +65,10 @@ class Rounds:
         gone = self._gone_neighbours()
         events = self._log.new()
         self._peers.take(events)
-        if any(event.kind == "left" and event.rank == 0 for event in events):
+        if any(event.kind == "left" and event.rank == 0 and event.last for event in events):
             self._store.set(f"read/{self._control.rank}", str(self._log.read))
+            self._watch.store_ended = True
+            return
         for event in gone:  # those that have not said in the meantime that they left
             if event.rank in self._peers.here:
                 self._report(event, "gone")
@@ -108,16 +107,12 @@ class Rounds:
 
         A rank that ends in order now cannot say so; only the end of rank 0, which says goodbye before it goes, counts.
         """
-        if self._store_failures < _TRIES_FOR_STORE:
-            return
         for event in self._gone_neighbours():
             kind: Literal["gone", "left"] = "gone" if event.rank == 0 else "left"
             self._peers.take([replace(event, kind=kind)])
         first = self._peers.here.get(0)
         if first is not None and first.place != self._here.place:
             self._peers.take([replace(first, kind="silent")])
-        if self._store_failures == _TRIES_FOR_STORE:
-            logger.debug("rank %d: the store of the process group is gone", self._control.rank)
 
     def _judge(self) -> None:
         now = time.monotonic()
@@ -155,7 +150,8 @@ class Rounds:
         text.append(f"  this rank was {place}" + (f" at {line}" if line else ""))
         _for_at_most(1.0, sys.stdout.flush)
         _for_at_most(1.0, lambda: write_error("\n".join(text) + "\n"))
-        _for_at_most(1.0, lambda: self._log.write(self._watch.event("left")))
+        if not self._watch.store_ended:
+            _for_at_most(1.0, lambda: self._log.write(self._watch.event("left")))
         os._exit(EXIT_CODE)
 
 

@@ -58,8 +58,10 @@ class Watch:
         self._identity = processes.this_process()
         self._users = 0
         self._failures = 0
-        self._left_number = 0
+        self._last_word = 0
+        self.store_ended = False
         self._falling = False
+        self._was_here = False
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._hook: Callable[..., Any] | None = None
@@ -72,6 +74,7 @@ class Watch:
         self._users += 1
         if self._users > 1 or self.control.world_size == 1 or not self._is_this_process():
             return
+        self._was_here = True
         self._log().write(self.event("here"))
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(self._stop,), name="polyscale-watchdog", daemon=True)
@@ -90,10 +93,12 @@ class Watch:
         if not self._is_this_process() or self.control.world_size == 1:
             return
         self._users = 0
-        self._leave()
-        if self.control.rank == 0 and self._left_number:
+        self._end_thread()
+        if self._was_here and not self.store_ended:
             with contextlib.suppress(RuntimeError):
-                self._farewell()
+                self._last_word = self._log().write(self.event("left", last=True))
+                if self.control.rank == 0:
+                    self._farewell()
 
     def abandon(self) -> None:
         """The process group has ended, or was made anew: end the thread and tell no one."""
@@ -124,7 +129,7 @@ class Watch:
         if not causes:
             return None
         return RankError(
-            f"rank {self.control.rank} has lost rank {causes[0].rank}, {self.place}",
+            f"rank {self.control.rank} has lost rank {causes[0].rank} while it was {self.place.of(exception)}",
             why="; ".join(map(str, causes[:3])),
             fix=f"look at what rank {causes[0].rank} printed",
         )
@@ -150,12 +155,13 @@ class Watch:
             place=self.place,
         )
         with contextlib.suppress(RuntimeError):  # the store is gone with rank 0: the others see that too
-            self._log().write(event)
+            if not self.store_ended:
+                self._log().write(event)
 
     def _leave(self) -> None:
-        if self._end_thread():
+        if self._end_thread() and not self.store_ended:
             with contextlib.suppress(RuntimeError):
-                self._left_number = self._log().write(self.event("left"))
+                self._log().write(self.event("left"))
 
     def _end_thread(self) -> bool:
         thread, self._thread = self._thread, None
@@ -175,7 +181,7 @@ class Watch:
         end = time.monotonic() + self.timings.farewell
         while time.monotonic() < end:
             peers.take(log.new())
-            if all(self._has_read(event, self._left_number) for event in peers.here.values()):
+            if all(self._has_read(event, self._last_word) for event in peers.here.values()):
                 return
             time.sleep(0.05)
 
@@ -189,9 +195,9 @@ class Watch:
     def _log(self) -> Log:
         return Log(self.control.store)
 
-    def event(self, kind: Literal["here", "left"]) -> Event:
+    def event(self, kind: Literal["here", "left"], *, last: bool = False) -> Event:
         """A record about this rank."""
-        return Event(kind, self.control.rank, **asdict(self._identity), step=self.place.step)
+        return Event(kind, self.control.rank, **asdict(self._identity), step=self.place.step, last=last)
 
     def _is_this_process(self) -> bool:
         return os.getpid() == self._identity.pid  # false in a forked child, such as a worker of a data loader

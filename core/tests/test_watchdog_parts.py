@@ -1,0 +1,175 @@
+"""What the watchdog is made of, without ranks: bookkeeping, places, processes, the log."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from polyscale.control.events import Event, Log, is_communication_error
+from polyscale.control.peers import Peers
+from polyscale.control.places import Phase, Place, line_of_exception
+from polyscale.control.processes import is_gone, this_process
+
+
+def event(kind, rank, **fields):
+    return Event(kind, rank, **{"host": "h", "place": "a", "pid": 100 + rank, **fields})
+
+
+def test_a_failure_is_met_by_as_many_failures_of_this_rank():
+    peers = Peers(0)
+    peers.take([event("here", 1), event("failed", 1, number=1)])
+    assert len(peers.pending(0)) == 1
+    assert peers.pending(1) == []
+    peers.take([event("failed", 1, number=2), event("failed", 0, number=9)])
+    assert [one.number for one in peers.pending(1)] == [2]
+
+
+def test_the_end_of_a_rank_is_met_by_nothing():
+    peers = Peers(0)
+    peers.take([event("here", 1), event("gone", 1), event("gone", 1)])
+    assert len(peers.pending(5)) == 1
+    assert peers.here == {}
+
+
+def test_causes_come_before_consequences():
+    peers = Peers(2)
+    peers.take([event("failed", 0, number=1, secondary=True), event("gone", 1)])
+    assert [one.rank for one in peers.pending(0)] == [1, 0]
+    assert [one.rank for one in peers.causes(0)] == [1]
+
+
+def test_a_rank_that_comes_back_has_not_left():
+    peers = Peers(0)
+    peers.take([event("here", 1), event("left", 1)])
+    assert list(peers.left) == [1]
+    peers.take([event("here", 1)])
+    assert peers.left == {}
+    assert list(peers.here) == [1]
+
+
+def test_the_first_rank_of_each_host_listens_to_the_next_host():
+    def heard_by(rank, place):
+        places = {0: "a", 1: "a", 2: "b", 3: "b", 4: "c"}
+        peers = Peers(rank)
+        peers.take([event("here", other, place=where) for other, where in places.items()])
+        return [one.rank for one in peers.next_host(place, rank)]
+
+    assert heard_by(0, "a") == [2, 3]
+    assert heard_by(1, "a") == []
+    assert heard_by(2, "b") == [4]
+    assert heard_by(4, "c") == [0, 1]
+
+
+def test_nobody_listens_where_there_is_one_host():
+    peers = Peers(0)
+    peers.take([event("here", 1)])
+    assert peers.next_host("a", 0) == []
+
+
+def test_phases_nest_and_remember_where_an_exception_came_from():
+    place = Place()
+    assert str(place) == "outside the engine (steps done: 0)"
+    with pytest.raises(ValueError) as caught, Phase(place, "step"), Phase(place, "backward") as inner:
+        inner.note("block.1 reduce_scatter")
+        raise ValueError
+    assert str(place) == "outside the engine (steps done: 0)"
+    assert place.of(caught.value) == "in backward, block.1 reduce_scatter (steps done: 0)"
+    with Phase(place, "step"):
+        with Phase(place, "backward"):
+            pass
+        assert str(place) == "in step (steps done: 0)"
+        assert place.of(caught.value) == str(place)
+
+
+def test_a_phase_costs_less_than_five_microseconds():
+    place = Place()
+    best = 1.0
+    for _ in range(20):
+        begun = time.perf_counter()
+        for _ in range(200):
+            with Phase(place, "forward"):
+                pass
+        best = min(best, (time.perf_counter() - begun) / 200)
+    assert best < 5e-6
+
+
+def test_the_line_of_an_exception_is_the_users_and_not_torchs():
+    import torch
+
+    def layer():
+        return torch.nn.Linear(2, 2)(torch.ones(3))
+
+    with pytest.raises(RuntimeError) as caught:
+        layer()
+    line = line_of_exception(caught.value)
+    assert "test_watchdog_parts.py" in line
+    assert "in layer (module " in line
+
+
+def test_a_process_is_gone_when_it_has_ended_reaped_or_not():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        identity = type(this_process())("h", "a", child.pid, "")
+        assert not is_gone(identity)
+        child.kill()
+        if sys.platform.startswith("linux"):
+            started = this_process().started
+            end = time.monotonic() + 5
+            while not (dead := is_gone(type(identity)("h", "a", child.pid, started))) and time.monotonic() < end:
+                time.sleep(0.01)
+            assert dead
+        child.wait()
+        assert is_gone(identity)
+    finally:
+        child.kill()
+        child.communicate()
+    assert not is_gone(this_process())
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="start times are read from /proc")
+def test_another_process_of_the_same_number_is_not_the_same():
+    me = this_process()
+    assert me.started
+    assert is_gone(type(me)(me.host, me.place, os.getpid(), str(int(me.started) - 1)))
+
+
+def test_the_log_waits_for_a_record_that_is_announced_and_gives_up_on_one_that_never_comes(monkeypatch):
+    import torch.distributed as dist
+
+    store = dist.HashStore()
+    writer, reader = Log(store), Log(store)
+    writer.write(event("here", 0))
+    store.add("log/length", 1)  # its writer dies here
+    writer.write(event("here", 2))
+    assert [one.rank for one in reader.new()] == [0]
+    assert reader.new() == []
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + 10)
+    assert [one.rank for one in reader.new()] == [2]
+
+
+def test_loss_of_a_connection_is_told_from_errors_of_the_rank_itself():
+    assert is_communication_error(RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:1"))
+    assert not is_communication_error(RuntimeError("size mismatch"))
+    assert not is_communication_error(ValueError("connection reset by peer"))
+
+
+def test_a_watchdog_of_a_world_of_one_starts_no_thread():
+    import torch.distributed as dist
+
+    from polyscale.control.agreement import Control
+    from polyscale.control.watchdog import Watchdog
+
+    before = threading.active_count()
+    hook = sys.excepthook
+    watchdog = Watchdog(Control(dist.HashStore(), 0, 1))
+    watchdog.start()
+    with watchdog.phase("forward"):
+        watchdog.note("layer")
+    watchdog.failed(ValueError("alone"))
+    assert threading.active_count() == before
+    watchdog.stop()
+    assert sys.excepthook is hook
