@@ -27,7 +27,7 @@ _HANDLED = frozenset((_DEVICE, _IS_META, _IS_CPU, _SET_DATA, *_PLACE, *_NUMBERS)
 
 
 class Facade(TorchFunctionMode):
-    """Answers for deferred tensors. ``virtual`` makes a deferred tensor of a real one that nobody changes."""
+    """Answers for deferred tensors. ``virtual`` makes a deferred tensor with the values of a real one."""
 
     def __init__(self, virtual: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Facade(TorchFunctionMode):
         if history_of(tensor) is None:
             return _SET_DATA(tensor, real_value(value))
         if history_of(value) is None and value.device.type == "cpu":
-            value = self._virtual(value.clone())
+            value = self._virtual(value)
         return _SET_DATA(tensor, value)
 
 

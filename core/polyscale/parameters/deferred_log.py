@@ -48,7 +48,7 @@ class Version:
 
 @dataclass(eq=False, slots=True)
 class TensorRef:
-    """A tensor as memory of a storage: where it lies, and which version an operator saw."""
+    """A tensor as memory of a storage: where it lies, and which version it shows (None in an operator's arguments)."""
 
     history: History
     version: Version | None
@@ -77,9 +77,9 @@ class Operation:
         args: positional arguments, tensors as :class:`TensorRef`, :class:`Geometry` or a snapshot.
         kwargs: keyword arguments, likewise.
         outputs: where each returned tensor lies; None for memory of an argument.
-        written: what it writes in place.
         random: generator state before it (bytes), or a seed; None for an operator without random numbers.
         default_dtype: torch's default dtype at the time.
+        reads: what it depends on, beside the content of what it writes into.
     """
 
     number: int
@@ -87,7 +87,6 @@ class Operation:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     outputs: tuple[TensorRef | None, ...]
-    written: tuple[TensorRef, ...]
     random: torch.Tensor | int | None
     default_dtype: torch.dtype
     reads: tuple[Version, ...] = field(default=())

@@ -73,11 +73,11 @@ class Recorder:
             yield
 
     def virtual(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A deferred tensor with the values of a real one, which must not change afterwards."""
+        """A deferred tensor with the values that a real one has now."""
         with _torch.without_modes():
             clone = torch.ops.aten.clone.default
             meta: torch.Tensor = clone(_shadow(tensor))
-            self._log(clone, (tensor.detach(),), {}, [meta], [], None)
+            self._log(clone, (tensor,), {}, [meta], [], None)
         return meta
 
     def uninitialised(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -214,13 +214,14 @@ class Recorder:
             history.clock = self._clock
         if func.name() in _UNINITIALISED and not written:
             return
+        places = [reference(tensor, _expect(tensor)) for tensor in written]
         operation = self._operation(func, args, kwargs, outputs, written, random)
         for ref in outputs:
             if ref is not None:
                 ref.history.head = Version(operation, None)
-        for ref in operation.written:
-            keeps = not (func.name() in _FILLS and _covers(ref))
-            ref.history.head = Version(operation, ref.version if keeps else None)
+        for ref in places:
+            overwrites = _overwrites(func, args, kwargs) and _covers(ref)
+            ref.history.head = Version(operation, None if overwrites else ref.version)
 
     def _operation(
         self,
@@ -233,6 +234,7 @@ class Recorder:
     ) -> Operation:
         geometry: Any = args[0] if func.name() in _GEOMETRY_ONLY else None
         targets = {id(tensor) for tensor in written}
+        overwrites = _overwrites(func, args, kwargs)
         reads: list[Version] = []
 
         def stored(leaf: Any) -> Any:
@@ -248,22 +250,20 @@ class Recorder:
             if history is None:
                 return leaf.detach().clone()
             ref = reference(leaf, history)
-            overwritten = id(leaf) in targets and func.name() in _FILLS
-            if ref.version is not None and not overwritten:
+            if ref.version is not None and not (id(leaf) in targets and overwrites):
                 reads.append(ref.version)
+            ref.version = None  # or it would keep alive what was overwritten
             return ref
 
         new_args, new_kwargs = map_leaves(args, stored), map_leaves(kwargs, stored)
         if outputs and not any(isinstance(leaf, torch.Tensor) for leaf in leaves((args, kwargs))):
             new_kwargs["device"] = torch.device("cpu")
-        places = tuple(reference(tensor, _expect(tensor)) for tensor in written)
         return Operation(
             number=self._clock,
             func=func,
             args=new_args,
             kwargs=new_kwargs,
             outputs=tuple(outputs),
-            written=places,
             random=random,
             default_dtype=torch.get_default_dtype(),
             reads=tuple(reads),
@@ -291,6 +291,14 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[t
         value = args[position] if position < len(args) else kwargs.get(name)
         found += [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
     return found
+
+
+def _overwrites(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operator sets its target without reading it, under another name either (``w.copy_(w)``)."""
+    if func.name() not in _FILLS:
+        return False
+    found = [history_of(leaf) for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    return found.count(found[0]) == 1
 
 
 def _covers(ref: TensorRef) -> bool:

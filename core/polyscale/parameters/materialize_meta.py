@@ -52,17 +52,19 @@ class MetaStart:
         self._failures: dict[str, Exception] = {}
         # Threshold 1: every floating tensor that an initialiser makes is recorded too, and so draws from its own seed.
         self._recorder = Recorder(threshold=1, seeds=self._next_seed)
-        self._shadow: dict[int, torch.Tensor] = {}
+        # A tied tensor has a shadow at each of its places, and the first that is set counts: models are tied after
+        # they are initialised, and the later place's initialiser must not undo the first one's (padding_idx).
+        self._shadows: dict[int, list[torch.Tensor]] = {}
         wanted = {id(tensor) for tensor in empty.values()}
         names = {id(tensor): name for name, tensor in empty.items()}
         shadow = self._shadow_module(model, names, {})
-        self._tensors = {name: self._shadow[id(tensor)] for name, tensor in empty.items()}
         touched = _owners(model, wanted)
         with self._recorder.recording(), torch.no_grad(), _own_random(), torch.device("cpu"):
             self._reset(shadow, model, touched, prefix)
             self._initialize_transformers(shadow, model, touched, prefix)
+        self._tensors = {name: _first_set(self._shadows[id(tensor)]) for name, tensor in empty.items()}
         self._check(empty)
-        self._shadow.clear()
+        self._shadows.clear()
         self._names.clear()
 
     def value(self, name: str) -> torch.Tensor:
@@ -109,8 +111,6 @@ class MetaStart:
         return shadow
 
     def _shadow_tensor(self, tensor: torch.Tensor, names: dict[int, str], *, parameter: bool) -> torch.Tensor:
-        if id(tensor) in self._shadow:
-            return self._shadow[id(tensor)]
         if nn.parameter.is_lazy(tensor):
             raise PolyscaleError(
                 "A lazy parameter without a shape", why="it cannot be spread", fix="Run the model once on a small input"
@@ -122,7 +122,7 @@ class MetaStart:
         if id(tensor) in names:
             self._names[history] = names[id(tensor)]
         result = nn.Parameter(made, requires_grad=tensor.requires_grad) if parameter else made
-        self._shadow[id(tensor)] = result
+        self._shadows.setdefault(id(tensor), []).append(result)
         return result
 
     # The initialisers.
@@ -177,6 +177,14 @@ class MetaStart:
             f"its module's initialiser raised {failure!r}" if failure else "its module has no initialiser that sets it"
         )
         raise PolyscaleError(f"The {kind} {name} is on the meta device{more}", why=why, fix=_WAY_OUT) from failure
+
+
+def _first_set(shadows: list[torch.Tensor]) -> torch.Tensor:
+    for shadow in shadows:
+        history = history_of(shadow)
+        if history is not None and history.head is not None:
+            return shadow
+    return shadows[0]
 
 
 def _children_first(model: nn.Module, shadow: nn.Module) -> list[tuple[str, nn.Module, nn.Module]]:
