@@ -88,8 +88,8 @@ class Topology:
 
         if not dist.is_initialized():
             raise RankError(
-                "a topology was asked for before there is a process group",
-                fix="call polyscale.initialize, or torch.distributed.init_process_group, first",
+                "A topology was asked for before there is a process group",
+                fix="Call polyscale.initialize, or torch.distributed.init_process_group, first",
             )
         world_size = dist.get_world_size()
         sizes = resolve_sizes(
@@ -164,7 +164,7 @@ class Topology:
         if not names or -1 in places or places != sorted(set(places)):
             raise ConfigError(
                 f"mesh{names!r}",
-                why="axes must belong to one view and stand in its order",
+                why="Axes must belong to one view and stand in its order",
                 fix=f"Views: {', '.join(DENSE_AXES)}; {', '.join(EXPERT_AXES)}",
             )
         whole = self._mesh_of(axes)
@@ -263,7 +263,7 @@ class Topology:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise RankError("this topology is closed", fix="build another one")
+            raise RankError("This topology is closed", fix="Build another one")
 
 
 def resolve_sizes(dense: dict[str, int], *, ep: int, etp: int, world_size: int) -> dict[str, int]:
@@ -285,15 +285,15 @@ def resolve_sizes(dense: dict[str, int], *, ep: int, etp: int, world_size: int) 
     for name, size in {**dense, "ep": ep, "etp": etp}.items():
         valid = isinstance(size, int) and not isinstance(size, bool)
         if not valid or not (size > 0 or (size == -1 and name in dense)):
-            raise ConfigError(f"topology.{name} = {size!r}", why="a size is a positive whole number (-1 fills up)")
+            raise ConfigError(f"topology.{name} = {size!r}", why="A size is a positive whole number (-1 fills up)")
     open_axes = [name for name, size in dense.items() if size == -1]
     if len(open_axes) > 1:
-        raise ConfigError(f"topology with {given}", why="only one axis can take what is left", fix="Give one of them")
+        raise ConfigError(f"topology with {given}", why="Only one axis can take what is left", fix="Give one of them")
     fixed = math.prod(size for size in dense.values() if size != -1)
     if world_size % fixed or (not open_axes and fixed != world_size):
         raise ConfigError(
             f"topology with {given}",
-            why=f"the sizes multiply to {fixed}, and there are {world_size} ranks",
+            why=f"The sizes multiply to {fixed}, and there are {world_size} ranks",
             fix=_how_to_fit(dense, fixed=fixed, world_size=world_size, open_axes=open_axes),
         )
     sizes = {name: world_size // fixed if size == -1 else size for name, size in dense.items()}
@@ -324,13 +324,13 @@ def _no_axis(name: str) -> ConfigError:
     close = nearest(name, axes)
     hint = f"Did you mean {close!r}? " if close else ""
     return ConfigError(
-        f"topology axis {name!r}", why="there is none of that name", fix=f"{hint}Axes: {', '.join(axes)}"
+        f"topology axis {name!r}", why="There is none of that name", fix=f"{hint}Axes: {', '.join(axes)}"
     )
 
 
 def _known(group: ProcessGroup | None) -> ProcessGroup:
     if group is None:
-        raise RankError("the default process group has ended", fix="build the topology again after making a new one")
+        raise RankError("The default process group has ended", fix="Build the topology again after making a new one")
     return group
 
 

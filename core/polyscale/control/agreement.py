@@ -163,19 +163,27 @@ class Control:
         except RuntimeError as error:  # c10d's store errors are RuntimeErrors
             raise RankError(
                 f"rank {self.rank} cannot reach the store of the process group",
-                why=f"the process that holds it has probably ended ({_first_line(error)})",
-                fix="look at what rank 0 and the launcher printed",
+                why=f"The process that holds it has probably ended ({_first_line(error)})",
+                fix="Look at what rank 0 and the launcher printed",
             ) from error
 
     def _missing(self, what: str, ranks: list[int]) -> RankError:
         names = ", ".join(map(str, ranks))
+        seen = "".join(self._last_seen(rank) for rank in ranks[:3])
         return RankError(
             f"{what}: rank {names} of {self.world_size} did not come within {self.timeout_s:g} s"
             if len(ranks) == 1
             else f"{what}: ranks {names} of {self.world_size} did not come within {self.timeout_s:g} s",
-            why=f"every rank must make this call, and rank {self.rank} waited for it",
+            why=f"Every rank must make this call, and rank {self.rank} waited for it{seen}",
             fix=f"Make the call on every rank; if it is only slow, set {env.TIMEOUT} to more seconds",
         )
+
+    def _last_seen(self, rank: int) -> str:
+        """What a rank's watchdog last said it was doing."""
+        key = f"beat/{rank}"
+        if not self._call(self.store.check, [key]):
+            return ""
+        return f"; rank {rank} was last seen {json.loads(self._call(self.store.get, key))[1]}"
 
 
 def second_connection(store: Store) -> Store:
@@ -184,7 +192,10 @@ def second_connection(store: Store) -> Store:
     Raises:
         RuntimeError: the store is gone.
     """
-    twin: Store = store.clone()  # type: ignore[attr-defined]
+    clone = getattr(store, "clone", None)
+    if clone is None:  # a store of the user's own: requests then share one connection, and are short
+        return store
+    twin: Store = clone()
     twin.set_timeout(timedelta(seconds=10))
     return twin
 
@@ -198,7 +209,7 @@ def _different(what: str, first: Any, other: Any, rank: int) -> RankError:
             first, other = first.get(keys[0]), other.get(keys[0])
     return RankError(
         f"{what}{where} differs between ranks: rank 0 has {_short(first)}, rank {rank} has {_short(other)}",
-        why="ranks that go on with different values compute different things, or wait for one another for ever",
+        why="Ranks that go on with different values compute different things, or wait for one another for ever",
         fix="Give every rank the same",
     )
 

@@ -53,7 +53,7 @@ def ensure_process_group(communication: Communication, accelerator: Accelerator)
     import torch.distributed as dist
 
     if not dist.is_available():
-        raise UnsupportedError("torch.distributed", why="this torch was built without it", fix="install another torch")
+        raise UnsupportedError("torch.distributed", why="This torch was built without it", fix="Install another build")
     process = _process()
     if process.pid != os.getpid():  # forked from a process that had one
         _process.cache_clear()
@@ -117,14 +117,16 @@ def _initialize(backend: str) -> None:
         if launch.world_size > 1:
             raise ConfigError(
                 f"WORLD_SIZE={launch.world_size} without MASTER_ADDR and RANK",
-                why="a rank must know where to meet the others",
-                fix="start with 'scale run' or torchrun, or unset WORLD_SIZE for a single process",
+                why="A rank must know where to meet the others",
+                fix="Start with 'scale run' or torchrun, or unset WORLD_SIZE for a single process",
             )
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
         return
     if not 0 <= launch.rank < launch.world_size:
-        raise ConfigError(f"RANK={launch.rank}", why=f"with WORLD_SIZE={launch.world_size} ranks go from 0")
+        raise ConfigError(
+            f"RANK={launch.rank}", why=f"With WORLD_SIZE={launch.world_size} ranks go from 0 to {launch.world_size - 1}"
+        )
     if launch.local_world_size == launch.world_size or _is_loopback(env.master_address()):
         _keep_gloo_on_loopback()
     try:
@@ -133,7 +135,7 @@ def _initialize(backend: str) -> None:
         raise RankError(
             f"rank {launch.rank} of {launch.world_size} cannot join the others at {env.master_address()}",
             why=str(error).strip().split("\n", 1)[0],
-            fix=f"check that all ranks were started and reach MASTER_ADDR; {env.TIMEOUT} sets how long to wait",
+            fix=f"Check that all ranks were started and reach MASTER_ADDR; {env.TIMEOUT} sets how long to wait",
         ) from error
 
 

@@ -131,7 +131,7 @@ class Watch:
         return RankError(
             f"rank {self.control.rank} has lost rank {causes[0].rank} while it was {self.place.of(exception)}",
             why="; ".join(map(str, causes[:3])),
-            fix=f"look at what rank {causes[0].rank} printed",
+            fix=f"Look at what rank {causes[0].rank} printed",
         )
 
     def _on_uncaught(
