@@ -27,6 +27,7 @@ from polyscale.engine.batches import LossFunction
 from polyscale.engine.engine import Engine
 from polyscale.engine.observing import Observers
 from polyscale.engine.optimizer import OptimizerLike, build_optimizer, check_instance, load_factory
+from polyscale.engine.pinning import with_automatic_pins
 from polyscale.engine.setup import Setup
 from polyscale.errors import ConfigError, PolyscaleError, RankError
 from polyscale.hooks import PluginContext
@@ -76,7 +77,7 @@ def initialize(
     names = {entry.parameter: entry.fqn for entry in find_parameters([Part(model)])}
     if optimizer is not None:
         check_instance(optimizer, names)
-    accelerator = select_accelerator(settings.backends.accelerator)
+    accelerator = select_accelerator(settings.backends.accelerator, context=PluginContext("", config=settings))
     if optimizer is None and settings.optimizer is not None:
         load_factory(settings, accelerator).check(dict(settings.optimizer.params))
     parallelism = _data_parallelism(settings, accelerator)
@@ -145,7 +146,7 @@ def _build(
         )
     batch = config.batch(topology.dp_size)
     precision = load("precision", config.precision, _context(config.precision, config, accelerator))
-    policy: PrecisionPolicy = precision.policy()
+    policy: PrecisionPolicy = with_automatic_pins(precision.policy(), config, model)
     norms = norm_parameters(model.named_modules())
     seed = config.seed
     parts = [Part(model)]

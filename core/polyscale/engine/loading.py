@@ -20,6 +20,7 @@ from polyscale.engine.state import (
     model_tensors,
     optimizer_tensors,
     prepare_optimizer,
+    restore_own_buffers,
     restore_random_state,
     unmatched_groups,
 )
@@ -69,7 +70,7 @@ def load(engine: Engine, setup: Setup, path: str | os.PathLike[str], tag: str | 
     setup.applied.store.written()
     _restore_values(engine, setup, manifest, outcome)
     _restore_tracked(engine, blob.get("tracked", {}), outcome)
-    _restore_random(setup, manifest, blob, outcome)
+    _restore_rank(setup, manifest, blob, outcome)
     client = load_blob(directory / CLIENT) if manifest.has.get("client_state") else None
     return LoadReport(
         tuple(outcome.restored), tuple(outcome.absent), tuple(outcome.ignored), directory.name, engine.steps, client
@@ -167,9 +168,10 @@ def _restore_tracked(engine: Engine, states: Mapping[str, Any], outcome: _Outcom
     outcome.ignored.extend(name for name in states if name not in engine._tracked)
 
 
-def _restore_random(setup: Setup, manifest: Manifest, blob: Mapping[str, Any], outcome: _Outcome) -> None:
+def _restore_rank(setup: Setup, manifest: Manifest, blob: Mapping[str, Any], outcome: _Outcome) -> None:
     if manifest.world_size != setup.topology.world_size:
         outcome.absent.append(f"rng (saved by {manifest.world_size} ranks, here are {setup.topology.world_size})")
         return
     restore_random_state(setup, blob["rng"])
+    restore_own_buffers(setup, blob.get("buffers", {}))
     outcome.restored.append("rng")

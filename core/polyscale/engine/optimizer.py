@@ -87,7 +87,7 @@ def _repoint(
 ) -> torch.optim.Optimizer:
     granularity = granularity_of(optimizer)
     store = applied.store
-    fresh = {names[parameter]: (parameter, state) for parameter, state in optimizer.state.items()}
+    fresh = {names[p]: (p, state) for p, state in optimizer.state.items() if isinstance(p, nn.Parameter)}
     optimizer.state.clear()
     for group in optimizer.param_groups:
         kept = [

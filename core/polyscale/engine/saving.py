@@ -17,7 +17,7 @@ from polyscale.checkpoint.directory import CheckpointDirectory
 from polyscale.checkpoint.manifest import Manifest, parameter_entries, write_manifest
 from polyscale.checkpoint.names import TENSORS, check_tag
 from polyscale.engine.setup import Setup
-from polyscale.engine.state import model_tensors, optimizer_tensors, optimizer_values, random_state
+from polyscale.engine.state import model_tensors, optimizer_tensors, optimizer_values, own_buffers, random_state
 from polyscale.engine.together import together
 from polyscale.interfaces.observer import CheckpointSaved
 
@@ -56,6 +56,7 @@ def save(
         group = setup.topology.group("checkpoint") if setup.topology.world_size > 1 else None
         setup.checkpoint_storage().write(temporary / TENSORS, tensors, group)
         own["rng"] = random_state(setup)
+        own["buffers"] = own_buffers(setup)
         together(control, "save-rank", lambda: save_blob(temporary / rank_file(setup.topology.rank), own), what=what)
         manifest = _manifest(engine, setup, tuple(tensors), client_state)
         together(

@@ -72,8 +72,8 @@ def is_sharded_like(value: Any, parameter: torch.Tensor) -> bool:
     """Whether an optimizer state is element by element beside its parameter."""
     if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
         return False
-    return (
-        value.dim() > 0 or (value.dtype.is_floating_point and parameter.dim() == 0 and value.device == parameter.device)
+    return value.dim() > 0 or (
+        value.dtype.is_floating_point and parameter.dim() == 0 and value.device == parameter.device
     )
 
 
@@ -158,6 +158,22 @@ def _scalar(value: Any) -> Any:
             )
         return {"tensor": value.item(), "dtype": str(value.dtype).removeprefix("torch.")}
     return value
+
+
+def own_buffers(setup: Setup) -> dict[str, torch.Tensor]:
+    """Buffers of a rank other than 0, whose own are among the tensors: running statistics differ between ranks."""
+    if setup.topology.rank == 0:
+        return {}
+    return {name: module._buffers[key].cpu() for name, module, key in persistent_buffers(setup.model)}  # type: ignore[union-attr]
+
+
+@torch.no_grad()
+def restore_own_buffers(setup: Setup, saved: dict[str, torch.Tensor]) -> None:
+    """Restore what ``own_buffers`` gave."""
+    for name, module, key in persistent_buffers(setup.model):
+        buffer = module._buffers[key]
+        if name in saved and buffer is not None and buffer.shape == saved[name].shape:
+            buffer.copy_(saved[name])
 
 
 def random_state(setup: Setup) -> dict[str, Any]:
