@@ -34,7 +34,7 @@ NAN, INF = float("nan"), float("inf")
         ({"zero_optimization": {"stage": -1}}, "zero_optimization.stage = -1. expected at least 0"),
         ({"zero_optimization": {"stage": True}}, "zero_optimization.stage = True. expected a whole number"),
         ({"zero_optimization": 3}, "zero_optimization = 3. expected an object"),
-        ({"zero_optimization": {"offload_param": {"device": "disk"}}}, "zero_optimization.offload_param.device = 'disk"),
+        ({"zero_optimization": {"offload_param": {"device": "disk"}}}, "zero_optimization.offload_param.device ="),
         ({"zero_optimization": {"reduce_bucket_size": "big"}},
          "zero_optimization.reduce_bucket_size = 'big'. expected a whole number or \"auto\""),
         ({"fp16": {"enabled": 1}}, "fp16.enabled = 1. expected true or false"),

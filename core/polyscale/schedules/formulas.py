@@ -1,8 +1,8 @@
 """The five schedules of DeepSpeed as functions of the update k, counted from 0.
 
-Notable: each function is one formula, without state. Where DeepSpeed's own counting is one update ahead (LRRangeTest,
-OneCycle, the cosine of WarmupCosineLR) the formula here is the documented curve at k. The cosine stays at its end after
-the last update instead of rising again.
+Notable: each function is one formula, without state. DeepSpeed uses the warm-up's first value for two updates, so its
+warm-ups and its linear decay lag one update behind the curve; here update k has the value at k. What has an end stays
+there.
 
 Sources of the ideas: range test and one-cycle policy, Smith 2018, "A disciplined approach to neural network
 hyper-parameters", sections 4 and 5; cosine annealing, Loshchilov and Hutter 2017, "SGDR", eq. 5.
@@ -30,12 +30,12 @@ def lr_range_test(k: int, *, min_lr: float, step_size: int, step_rate: float, st
 def one_cycle_scale(k: int, *, first: int, second: int, first_stairs: int, second_stairs: int) -> float:
     """Height in the cycle, 0 to 1: up over ``first`` updates, down over ``second``, then 0.
 
-    With stairs the height of a phase changes only at the start of each of that many equal stairs.
+    With stairs the height of a phase is rounded down to a multiple of 1 / stairs.
     """
-    if k < first:
-        return _stairs(k / first, first_stairs)
+    if k <= first:
+        return _share(k, first, first_stairs)
     if k < first + second:
-        return 1.0 - _stairs((k - first) / second, second_stairs)
+        return _share(first + second - k, second, second_stairs)
     return 0.0
 
 
@@ -72,5 +72,6 @@ def cosine(k: int, *, warmup_steps: int, total: int, min_ratio: float) -> float:
     return min_ratio + (1.0 - min_ratio) * (1.0 + math.cos(math.pi * done)) / 2.0
 
 
-def _stairs(share: float, count: int) -> float:
-    return math.floor(share * count) / count if count > 0 else share
+def _share(done: int, steps: int, stairs: int) -> float:
+    # Whole numbers until the last division: a share that is a stair exactly must not be rounded below it.
+    return (done * stairs // steps) / stairs if stairs > 0 else done / steps
