@@ -209,6 +209,24 @@ def first_rank_ends_first(control, rank):
         time.sleep(5)  # the store is gone by then
 
 
+@case(2)
+def ends_the_group_itself(control, rank):
+    import torch.distributed as dist
+
+    with started(control).phase("forward"):
+        dist.destroy_process_group()
+        if rank == 1:
+            os._exit(0)  # without a word
+        time.sleep(4)
+
+
+@case(2)
+def saves_long_after_the_other_ended(control, rank):
+    with started(control, left=1.0).phase("save of 'a'"):
+        if rank == 0:
+            time.sleep(4)
+
+
 @case(2, POLYSCALE_HEARTBEAT="1")
 def holds_the_lock(control, rank):
     started(control)

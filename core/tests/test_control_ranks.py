@@ -135,7 +135,16 @@ def test_a_rank_that_ends_early_ends_one_that_waits_in_a_phase(ranks):
     assert "has ended in order (steps done: 7)" in ranks.errors("ended_early", 0)
 
 
-@pytest.mark.parametrize("name", ["ended_early_while_the_other_computes", "first_rank_ends_first", "holds_the_lock"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ended_early_while_the_other_computes",
+        "saves_long_after_the_other_ended",
+        "first_rank_ends_first",
+        "ends_the_group_itself",
+        "holds_the_lock",
+    ],
+)
 def test_a_rank_is_not_ended_for_what_is_in_order(ranks, name):
     assert ranks.codes(name) == [0, 0]
     assert ranks.errors(name, 0) + ranks.errors(name, 1) == ""

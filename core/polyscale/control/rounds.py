@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from polyscale.control.watch import Watch
 
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong with this rank, another try may do
+_SLOW_PHASES = ("save", "load", "export", "close")  # may wait for a disk for long after the others have ended
 _IDLE = 0.05  # share of one core below which the process counts as waiting; the watchdog itself takes 0.005
 
 
@@ -50,8 +51,8 @@ class Rounds:
         self._idle_mark = ((0.0, 0), 0.0, 0.0)  # (progress, others that left), time, processor time
 
     def run(self) -> None:
-        """Look until told to stop."""
-        while not self._stop.wait(self._timings.poll):
+        """Look until told to stop, or until the process group has been ended: then no one can wait for anyone."""
+        while not self._stop.wait(self._timings.poll) and not self._watch.group_ended():
             if not self._watch.store_ended:
                 try:
                     self._look()
@@ -135,7 +136,8 @@ class Rounds:
             self._idle_mark = (at, now, used)
         _, marked_at, used_at_mark = self._idle_mark
         waited = now - marked_at
-        if self._watch.falling or not place.phase or waited < self._timings.left:
+        may_sleep = self._watch.falling or not place.phase or place.phase.startswith(_SLOW_PHASES)
+        if may_sleep or waited < self._timings.left:
             return False
         busy = used - used_at_mark > _IDLE * waited
         return not busy and processes.is_sleeping(processes.native_id(place.thread))

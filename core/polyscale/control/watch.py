@@ -56,6 +56,7 @@ class Watch:
         self.place = Place()
         self.peers = Peers(control.rank)
         self._identity = processes.this_process()
+        self._group = _default_group()
         self._users = 0
         self._failures = 0
         self._last_word = 0
@@ -104,6 +105,10 @@ class Watch:
         """The process group has ended, or was made anew: end the thread and tell no one."""
         self._users = 0
         self._end_thread()
+
+    def group_ended(self) -> bool:
+        """Whether the default process group was destroyed, or made anew, since."""
+        return self._group is not None and _default_group() is not self._group
 
     @property
     def falling(self) -> bool:
@@ -214,6 +219,12 @@ class Watch:
     def pending(self) -> list[Event]:
         """Failures that this rank has not met by one of its own."""
         return [] if self._falling else self.peers.pending(self._failures)
+
+
+def _default_group() -> Any:
+    import torch.distributed as dist
+
+    return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
 
 
 def _is_posted(exception: BaseException) -> bool:
