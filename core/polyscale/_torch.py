@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
     from torch import nn
-    from torch.distributed import ProcessGroup, Store
+    from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 
 
 def default_store() -> Store:
@@ -215,11 +215,11 @@ def dispatch_mode(handler: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
     """A context manager under which ``handler(func, args, kwargs)`` stands for every ATen operator of this thread."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Mode(TorchDispatchMode):
+    class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return handler(func, args, kwargs or {})
 
-    return Mode()
+    return Mode()  # type: ignore[no-untyped-call]
 
 
 @contextmanager

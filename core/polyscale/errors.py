@@ -1,7 +1,7 @@
 """Errors that tell a user what was given, why it cannot work, and what to do instead.
 
 Notable: the three parts are attributes, so a command line, a notebook and a log can each lay them out; ``str()`` joins
-them into sentences. Anything that a user can cause is one of these; ``assert`` is kept for our own invariants.
+them as "given: why. Fix.". Anything that a user can cause is one of these; ``assert`` is kept for our own invariants.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ class PolyscaleError(Exception):
         super().__init__(given, why, fix)
 
     def __str__(self) -> str:
-        return " ".join(_sentence(part) for part in (self.given, self.why, self.fix) if part)
+        given, why, fix = (part.strip() for part in (self.given, self.why, self.fix))
+        if why:
+            given = f"{given.rstrip('.:')}: {why}"
+        return " ".join(_sentence(part) for part in (given, fix) if part)
 
 
 class ConfigError(PolyscaleError):
@@ -57,5 +60,4 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
 
 
 def _sentence(text: str) -> str:
-    text = text.strip()
     return text if text.endswith((".", "!", "?", ":")) else text + "."

@@ -43,6 +43,7 @@ def export(engine: Engine, setup: Setup, path: str | os.PathLike[str], *, max_sh
             full = store.get_full(name) if name in parameters else buffers[name]
             assert full is not None
             yield name, full.detach().to("cpu")
+            del full  # the next one is gathered before this name is bound again
 
     setup.control.agree("export", str(path), what=f"export to {str(path)!r}")
 

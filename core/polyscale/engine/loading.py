@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from polyscale.checkpoint.blobs import load_blob
 from polyscale.checkpoint.compare import compare_parameters
 from polyscale.checkpoint.directory import CheckpointDirectory
 from polyscale.checkpoint.manifest import Manifest, read_manifest
-from polyscale.checkpoint.names import TENSORS
+from polyscale.checkpoint.names import TENSORS, Hidden
 from polyscale.checkpoint.report import LoadReport
 from polyscale.engine.saving import CLIENT, rank_file
 from polyscale.engine.setup import Setup
@@ -62,19 +62,30 @@ def load(engine: Engine, setup: Setup, path: str | os.PathLike[str], tag: str | 
     manifest, sources, contents, blob = together(control, "load-inspect", inspect, what=what)
     outcome = _Outcome()
     tensors = _parameters_and_buffers(setup, sources, contents, outcome)
-    same_optimizer = _take_optimizer(setup, manifest, outcome)
-    if same_optimizer:
+    undo = _take_optimizer(setup, manifest, outcome)
+    if undo is not None:
         tensors.update(_rename(optimizer_tensors(setup), sources))
     group = setup.topology.group("checkpoint") if setup.topology.world_size > 1 else None
-    storage.read(directory / TENSORS, tensors, group)
+    try:
+        storage.read(directory / TENSORS, tensors, group)
+    except BaseException:
+        if undo is not None:
+            undo()
+        raise
     setup.applied.store.written()
     _restore_values(engine, setup, manifest, outcome)
     _restore_tracked(engine, blob.get("tracked", {}), outcome)
     _restore_rank(setup, manifest, blob, outcome)
     client = load_blob(directory / CLIENT) if manifest.has.get("client_state") else None
     return LoadReport(
-        tuple(outcome.restored), tuple(outcome.absent), tuple(outcome.ignored), directory.name, engine.steps, client
+        tuple(outcome.restored), tuple(outcome.absent), tuple(outcome.ignored), _tag(directory), engine.steps, client
     )
+
+
+def _tag(directory: Path) -> str:
+    """The tag of a checkpoint, also of one that an interrupted overwrite left aside."""
+    hidden = Hidden.parse(directory.name)
+    return directory.name if hidden is None else hidden.tag
 
 
 def _require_tensors(manifest: Manifest, contents: Mapping[str, StoredTensor], directory: Path) -> None:
@@ -123,24 +134,25 @@ def _parameters_and_buffers(
     return chosen
 
 
-def _take_optimizer(setup: Setup, manifest: Manifest, outcome: _Outcome) -> bool:
+def _take_optimizer(setup: Setup, manifest: Manifest, outcome: _Outcome) -> Callable[[], None] | None:
+    """Prepare the optimizer to receive the saved states; return what undoes it, or None when nothing fits."""
     saved, optimizer = manifest.optimizer, setup.optimizer
     if optimizer is None:
         if saved is not None:
             outcome.ignored.append("optimizer")
-        return False
+        return None
     if saved is None:
         outcome.absent.append("optimizer")
-        return False
+        return None
     own = type(optimizer).__name__
     if saved["class"] != own:
         outcome.ignored.append(f"optimizer (of {saved['class']}, this engine has {own})")
         outcome.absent.append("optimizer")
-        return False
+        return None
     outcome.absent.extend(unmatched_groups(setup, saved))
-    prepare_optimizer(setup, saved)
+    undo = prepare_optimizer(setup, saved)
     outcome.restored.append("optimizer")
-    return True
+    return undo
 
 
 def _restore_values(engine: Engine, setup: Setup, manifest: Manifest, outcome: _Outcome) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -104,22 +104,36 @@ def optimizer_values(setup: Setup) -> dict[str, Any] | None:
     return {"class": type(optimizer).__name__, "groups": groups, "states": states}
 
 
-def prepare_optimizer(setup: Setup, saved: dict[str, Any]) -> None:
-    """Give the optimizer the hyper-parameters and scalar states of ``saved``, and memory for the others."""
+def prepare_optimizer(setup: Setup, saved: dict[str, Any]) -> Callable[[], None]:
+    """Give the optimizer the hyper-parameters and scalar states of ``saved``, and memory for the others.
+
+    Returns:
+        What puts the optimizer back as it was.
+    """
     optimizer, store = setup.optimizer, setup.applied.store
     assert optimizer is not None
     names = names_of(store)
+    options_before = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     by_names = {frozenset(group["names"]): group["options"] for group in saved["groups"]}
     for group in optimizer.param_groups:
         options = by_names.get(frozenset(names[id(parameter)] for parameter in group["params"]))
         if options is not None:
             group.update(options)
+    before = dict(optimizer.state)
     optimizer.state.clear()
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             entry = saved["states"].get(names[id(parameter)])
             if entry is not None:
                 optimizer.state[parameter] = _fresh_state(entry, parameter, group)
+
+    def undo() -> None:
+        for group, old in zip(optimizer.param_groups, options_before, strict=True):
+            group.update(old)
+        optimizer.state.clear()
+        optimizer.state.update(before)
+
+    return undo
 
 
 def unmatched_groups(setup: Setup, saved: dict[str, Any]) -> list[str]:
