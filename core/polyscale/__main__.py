@@ -10,7 +10,7 @@ def main() -> int:
     try:
         from polyscale_cli.main import main as scale
     except ModuleNotFoundError as error:
-        if error.name != "polyscale_cli":
+        if (error.name or "").partition(".")[0] != "polyscale_cli":
             raise
         print("Error: the command line is another package. Run: pip install polyscale-cli", file=sys.stderr)
         return 2

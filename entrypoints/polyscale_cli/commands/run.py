@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
 
 from polyscale.discovery import load, select_accelerator
 from polyscale.errors import PolyscaleError
@@ -36,6 +39,8 @@ def run_ranks(
     launcher = load("launcher", _LAUNCHER)
     if not launcher.is_available():
         raise PolyscaleError(f"Launcher {_LAUNCHER!r}", why=launcher.why_unavailable())
+    if module:
+        check_module(target)
     command = [sys.executable, "-m", target, *arguments] if module else [target, *arguments]
     request = LaunchRequest(command, nproc=nproc if nproc is not None else 1, log_dir=log_dir)
     plan = launcher.plan(request)  # refuses a missing script before torch is imported to count devices
@@ -47,6 +52,22 @@ def run_ranks(
         return 0
     code: int = launcher.run(request)
     return code
+
+
+def check_module(name: str) -> None:
+    """Refuse a module whose top-level package is neither in the current folder (``python -m`` looks there) nor installed.
+
+    Raises:
+        PolyscaleError: it is not there.
+    """
+    top = name.partition(".")[0]
+    try:
+        found = PathFinder.find_spec(top, [str(Path.cwd())]) or find_spec(top)
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        why = f"{top} is neither in {Path.cwd()} nor installed"
+        raise PolyscaleError(f"Module {name}", why=why, fix="Check the name, or give the path of a script without -m")
 
 
 def default_nproc() -> int:

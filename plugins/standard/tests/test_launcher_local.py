@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+
 from polyscale.errors import PolyscaleError
 from polyscale.interfaces.launcher import LaunchRequest
 from polyscale_standard.launcher import LocalLauncher, local
@@ -155,7 +156,7 @@ def test_a_signal_reaches_ranks_which_may_finish_and_leaves_no_process(tmp_path,
 def test_the_lines_of_a_dry_run_can_be_pasted_into_shells(tmp_path):
     path = script(tmp_path, "print(rank, os.environ['WORLD_SIZE'], os.environ['MASTER_PORT'], sys.argv[1:])\n")
     lines = LocalLauncher().plan(LaunchRequest([path, "a b", "$c"], nproc=2))
-    said = [subprocess.check_output(["sh", "-c", line], text=True).split() for line in lines]  # noqa: S603, S607
+    said = [subprocess.check_output(["sh", "-c", line], text=True).split() for line in lines]
     assert [words[:2] for words in said] == [["0", "2"], ["1", "2"]]
     assert said[0][2:] == said[1][2:]
     assert said[0][3:] == ["['a", "b',", "'$c']"]

@@ -6,7 +6,6 @@ Notable: importing this package imports no torch, so that ``scale run --dry-run`
 from __future__ import annotations
 
 from polyscale.hooks import PluginContext, hookimpl
-
 from polyscale_standard.launcher.local import LocalLauncher
 
 __all__ = ["LocalLauncher", "LocalPlugin"]

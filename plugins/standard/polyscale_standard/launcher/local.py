@@ -22,7 +22,6 @@ from typing import Any
 
 from polyscale.errors import PolyscaleError
 from polyscale.interfaces.launcher import LaunchRequest
-
 from polyscale_standard import env
 from polyscale_standard.launcher.environment import contract, free_port, rank_defaults
 from polyscale_standard.launcher.processes import Ended, RankProcesses
