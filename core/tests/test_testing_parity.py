@@ -289,8 +289,8 @@ def exits(case, model):
     return naive(case, model)
 
 
-NAIVE = parity.Suite(CASES, naive)
-DDP = parity.Suite([case for case in CASES if case.task.dtype != "bf16"], torch_ddp)
+NAIVE = parity.Suite([case for case in CASES if case.task.dtype != "fp64"], naive)
+DDP = parity.Suite([case for case in CASES if case.task.dtype == "fp64"], torch_ddp)
 FSDP2 = parity.Suite([case for case in CASES if fsdp2_can(case.task)], torch_fsdp2)
 WRONG = parity.Suite([Case(task, kind.__name__, 0) for kind, (task, _) in MUTANTS.items()], mutant)
 

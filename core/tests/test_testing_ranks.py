@@ -281,6 +281,8 @@ def test_public_names_are_frozen():
         "RankPool",
         "RanksFailed",
         "RemoteError",
+        "assert_close_to_oracle",
+        "assert_no_farther",
         "close_pools",
         "count_collectives",
         "parity",
@@ -289,3 +291,35 @@ def test_public_names_are_frozen():
         "ranks_once",
         "tiny_gpt2",
     ]
+
+
+def test_comparisons_name_every_tensor_that_is_too_far():
+    exact = {"a": torch.ones(3, dtype=torch.float64), "b": torch.zeros(2, dtype=torch.float64)}
+    single = {"a": torch.ones(3) + 1e-6, "b": torch.full((2,), 1e-6)}
+    good = {"a": torch.ones(3) - 3e-6, "b": torch.full((2,), -3e-6)}
+    bad = {"a": good["a"], "b": torch.full((2,), 1e-4)}
+    testing.assert_close_to_oracle(good, single, within=5e-6)
+    testing.assert_no_farther(good, single, exact)
+    for check in (
+        lambda: testing.assert_no_farther(bad, single, exact),
+        lambda: testing.assert_close_to_oracle(bad, single, within=5e-6),
+        lambda: testing.assert_close_to_oracle(bad, single, within=5e-6, of_maximum=1.0),
+        lambda: testing.assert_close_to_oracle({"a": good["a"], "b": torch.tensor([0.0, torch.nan])}, single, within=1),
+        lambda: testing.assert_close_to_oracle({"a": good["a"]}, single, within=1),
+        lambda: testing.assert_close_to_oracle({**good, "b": good["b"].double()}, single, within=1),
+    ):
+        with pytest.raises(AssertionError, match=r"\bb\b"):
+            check()
+
+
+def test_tiny_gpt2_is_small_and_trains_alike_each_time():
+    pytest.importorskip("transformers")
+    tokens = torch.arange(32).view(2, 16)
+    losses = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = testing.tiny_gpt2()
+        losses.append(model(input_ids=tokens, labels=tokens).loss.item())
+    assert losses[0] == losses[1] and 5 < losses[0] < 6
+    assert 40_000 < sum(parameter.numel() for parameter in model.parameters()) < 60_000
+    assert model.lm_head.weight is model.transformer.wte.weight

@@ -33,14 +33,14 @@ an accelerator passes by::
 
     from polyscale.testing import parity
 
-    CASES = parity.parity_cases("mine", stages=(1, 2, 3), communication="shm")
+    SUITE = parity.Suite(parity.parity_cases("mine", stages=(1, 2, 3), communication="shm"))
 
-    @pytest.mark.parametrize("case", CASES, ids=str)
+    @pytest.mark.parametrize("case", SUITE.cases, ids=str)
     def test_parity(case):
-        parity.check(case, parity.run_case(case, CASES))
+        parity.check(case, SUITE.result(case))
 
-**Collectives.** :func:`count_collectives` records launches by kind, size and order. :func:`tiny_gpt2` is a real
-architecture that fits every test.
+**The rest.** :func:`count_collectives` records launches by kind, size and order. :func:`assert_close_to_oracle` and
+:func:`assert_no_farther` compare named tensors. :func:`tiny_gpt2` is a real architecture that fits every test.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ _LAZY = {
     "RankPool": "pool",
     "RanksFailed": "failures",
     "RemoteError": "failures",
+    "assert_close_to_oracle": "closeness",
+    "assert_no_farther": "closeness",
     "close_pools": "pool",
     "count_collectives": "collectives",
     "pool_reports": "pool",
@@ -69,6 +71,8 @@ __all__ = sorted([*_LAZY, "parity"])
 
 if TYPE_CHECKING:
     from polyscale.testing import parity as parity
+    from polyscale.testing.closeness import assert_close_to_oracle as assert_close_to_oracle
+    from polyscale.testing.closeness import assert_no_farther as assert_no_farther
     from polyscale.testing.collectives import Collective as Collective
     from polyscale.testing.collectives import Collectives as Collectives
     from polyscale.testing.collectives import count_collectives as count_collectives

@@ -8,6 +8,6 @@ SUITE = parity.Suite(CASES)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", SUITE.cases, ids=str)
 def test_parity(case):
     parity.check(case, SUITE.result(case))

@@ -6,6 +6,6 @@ CASES = parity.parity_cases("ddp", stages=(0,)) + parity.parity_cases("fsdp2", s
 SUITE = parity.Suite(CASES)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", SUITE.cases, ids=str)
 def test_parity(case):
     parity.check(case, SUITE.result(case))

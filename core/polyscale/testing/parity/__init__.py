@@ -2,10 +2,9 @@
 
 ::
 
-    CASES = parity.parity_cases("fsdp2", stages=(1, 2, 3))
-    SUITE = parity.Suite(CASES)
+    SUITE = parity.Suite(parity.parity_cases("fsdp2", stages=(1, 2, 3)))
 
-    @pytest.mark.parametrize("case", CASES, ids=str)
+    @pytest.mark.parametrize("case", SUITE.cases, ids=str)
     def test_parity(case):
         parity.check(case, SUITE.result(case))
 

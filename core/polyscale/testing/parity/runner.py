@@ -20,7 +20,7 @@ from polyscale.testing.parity.cases import STEPS, Case
 from polyscale.testing.parity.model import ParityModel, batch_of, make_model
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
 AGREE_S = 40.0
 EngineFactory = Callable[[Case, ParityModel], Any]
