@@ -2,9 +2,10 @@
 
 import os
 
-import polyscale
 import pytest
 import torch
+
+import polyscale
 from polyscale.testing import RanksFailed, parity, ranks
 from polyscale.testing.parity import Case, Task
 from polyscale.testing.parity.model import batch_of, make_model
