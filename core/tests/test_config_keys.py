@@ -132,7 +132,7 @@ def test_a_plugins_section_is_checked_and_loaded_only_when_it_is_set(tmp_path, m
     assert load_config({}).section("fake_section") is None
     with pytest.raises(UnknownKeyError, match=r"fake_section\.inner\.dept\. Did you mean 'depth'"):
         load_config({"fake_section": {"inner": {"dept": 3}}})
-    with pytest.raises(Exception, match=r"fake_section\.rate = 'x'\. expected"):
+    with pytest.raises(Exception, match=r"fake_section\.rate = 'x'\: expected"):
         load_config({"fake_section": {"rate": "x"}})
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import pickle
 import subprocess
 import sys
 
@@ -35,7 +36,7 @@ def test_a_key_that_needs_a_plugin_is_refused_unless_a_chosen_one_honours_it():
     both = frozenset({"zero_optimization.offload_optimizer", "zero_optimization.offload_param"})
     config.require(both)
     config.require(frozenset({"zero_optimization"}))
-    with pytest.raises(NotBuiltError, match=r"^zero_optimization\.offload_param\. .*nearest that works: \"stage\": 3"):
+    with pytest.raises(NotBuiltError, match=r"^zero_optimization\.offload_param: .*nearest that works: \"stage\": 3"):
         config.require(both - {"zero_optimization.offload_param"})
     with pytest.raises(SeveralConfigErrors, match="offload_optimizer"):
         config.require(frozenset({"zero_optimization.offload_par"}))
@@ -111,7 +112,7 @@ def test_a_monitor_needs_an_observer_that_honours_it():
 def test_options_for_a_plugin_that_does_not_exist_are_refused_with_the_nearest():
     config = load_config({"backends": {"options": {"fsdp": {"blocks": ["Block"]}}}})
     config.require(frozenset())
-    with pytest.raises(UnknownKeyError, match=r"backends\.options\.fsdp\. .*Did you mean 'fsdp2'"):
+    with pytest.raises(UnknownKeyError, match=r"backends\.options\.fsdp: .*Did you mean 'fsdp2'"):
         config.require(frozenset(), plugins=frozenset({"ddp", "fsdp2"}))
 
 
@@ -154,4 +155,5 @@ def test_a_configuration_survives_its_own_dict_and_cannot_be_changed():
     assert values["flops_profiler"] == {"enabled": False, "profile_step": 3}
     with pytest.raises(Exception, match="frozen"):
         config.seed = 3
-    assert copy.deepcopy(config).digest() == config.digest()
+    for copied in (copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
+        assert (copied.digest(), copied.origins) == (config.digest(), config.origins)

@@ -84,7 +84,7 @@ def test_a_parameter_per_group_is_used_by_its_group(name):
     [
         ("WarmupDecayLR", {}, r"without scheduler\.params\.total_num_steps"),
         ("OneCycle", {"cycle_min_lr": 1}, r"without scheduler\.params\.cycle_max_lr"),
-        ("WarmupLR", {"warmup_num_step": 3}, r"Unknown key scheduler\.params\.warmup_num_step\..*'warmup_num_steps'"),
+        ("WarmupLR", {"warmup_num_step": 3}, r"Unknown key scheduler\.params\.warmup_num_step: .*'warmup_num_steps'"),
         ("WarmupLR", {"warmup_num_steps": 0}, "expected a whole number of at least 1"),
         ("WarmupLR", {"warmup_num_steps": "10"}, "warmup_num_steps = '10'"),
         ("WarmupLR", {"warmup_num_steps": True}, "warmup_num_steps = True"),

@@ -167,10 +167,10 @@ def test_a_tensor_learning_rate_keeps_its_memory():
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        (section("WarmupLRs"), r"scheduler\.type = 'WarmupLRs'\. .*Did you mean 'WarmupLR'.*StepLR"),
+        (section("WarmupLRs"), r"scheduler\.type = 'WarmupLRs': .*Did you mean 'WarmupLR'.*StepLR"),
         (section("steplr", step_size=1), "Did you mean 'StepLR'"),
         (section("StepLR"), r"without scheduler\.params\.step_size"),
-        (section("StepLR", step_size=2, gama=0.1), r"Unknown key scheduler\.params\.gama\..*'gamma'"),
+        (section("StepLR", step_size=2, gama=0.1), r"Unknown key scheduler\.params\.gama: .*'gamma'"),
         (section("LambdaLR"), "needs a function"),
         (section("ReduceLROnPlateau"), "needs a metric"),
         (section("SequentialLR"), "other schedulers"),

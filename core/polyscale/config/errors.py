@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from polyscale.errors import ConfigError
 
@@ -41,8 +42,16 @@ class SeveralConfigErrors(ConfigError):
 
     def __init__(self, given: str, *, errors: Sequence[ConfigError]) -> None:
         self.errors = tuple(errors)
+        self._source = given
         listed = " ".join(f"({number}) {error}" for number, error in enumerate(errors, start=1))
-        super().__init__(f"{len(errors)} problems in {given}:", why=listed)
+        super().__init__(f"{len(errors)} problems in {given}", why=listed)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _several, (self._source, self.errors)
+
+
+def _several(source: str, errors: Sequence[ConfigError]) -> SeveralConfigErrors:
+    return SeveralConfigErrors(source, errors=errors)
 
 
 def raise_all(errors: Sequence[ConfigError], source: str) -> None:

@@ -25,7 +25,7 @@ from polyscale.config.rules import contradictions
 from polyscale.config.section import Status
 from polyscale.config.source import Source, read
 from polyscale.config.status import findings
-from polyscale.config.tree import Node, model_tree
+from polyscale.config.tree import Node, misshapen, model_tree
 from polyscale.config.unknown import remove_unknown
 from polyscale.config.values import build
 from polyscale.errors import ConfigError
@@ -123,8 +123,9 @@ class Loading:
             value = self.values[name]
             if name in models:
                 value = self._model(models[name], name, tree.children[name])
-            elif tree.children[name].children and not isinstance(value, dict) and value is not None:
-                self.errors.append(WrongValueError(f"{name} = {value!r}", why="expected an object"))
+            else:
+                wrong = misshapen(tree.children[name], value, name)
+                self.errors.extend(WrongValueError(f"{p} = {v!r}", why="expected an object") for p, v in wrong)
             sections[name] = value
         return sections
 

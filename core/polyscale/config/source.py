@@ -44,6 +44,8 @@ def read(source: Mapping[str, Any] | str | PathLike[str]) -> Source:
         raise SourceError(
             f"A configuration of type {type(source).__name__}", fix="Give a dict, a path, JSON text or a Config"
         )
+    if not str(source).strip():
+        raise SourceError("An empty string as configuration", fix="Give a path, JSON text or a dict")
     path = Path(source)
     return Source(_parse(_text(path), str(path)), Origin("file", str(path)), str(path))
 
@@ -57,7 +59,7 @@ def _text(path: Path) -> str:
             why=f"no such file, seen from {Path.cwd()}; as JSON text it would start with a brace",
             fix="Give the path of a JSON file, JSON text, or a dict; `scale config init --stage 2` prints one",
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: bytes that are no text, a name that no file can have
         reason = getattr(error, "strerror", None) or str(error)
         raise SourceError(f"Configuration {str(path)!r}", why=f"it cannot be read: {reason}") from None
 

@@ -69,6 +69,20 @@ class Node:
         return any(self.children[key].is_on(entry) for key, entry in value.items() if key in self.children)
 
 
+def misshapen(node: Node, value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield (path, value) of what stands where an object is expected; None and False leave a section out."""
+    if not (node.children or node.each) or value is None or value is False:
+        return
+    if isinstance(value, list) and node.each is not None:
+        return
+    if not isinstance(value, Mapping):
+        yield path, value
+        return
+    for key, entry in value.items():
+        if key in node.children:
+            yield from misshapen(node.children[key], entry, f"{path}.{key}")
+
+
 def _switch_value(node: Node, value: Any, path: str) -> Any:
     for key in path.split("."):
         node = node.children[key]
@@ -87,7 +101,7 @@ def asked_for(node: Node, value: Mapping[str, Any], prefix: str = "") -> Iterato
         elif child.status is Status.NO_EFFECT:
             if child.switch is None or child.is_on(entry):
                 yield path, child
-        elif child.is_on(entry):
+        elif child.is_on(entry) and not (child.children and not isinstance(entry, Mapping)):
             yield path, child
 
 

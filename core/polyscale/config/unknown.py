@@ -23,11 +23,12 @@ def remove_unknown(tree: Node, values: dict[str, Any], top_level: Iterable[str])
     for path, owner, key, siblings in found:
         del owner[key]
         names = list(top_level) if owner is values else list(siblings)
-        errors.append(UnknownKeyError(f"Unknown key {path}", fix=_fix(tree, path, key, names)))
+        where = "" if owner is values else path.removesuffix(f".{key}")
+        errors.append(UnknownKeyError(f"Unknown key {path}", fix=_fix(tree, key, where=where, names=names)))
     return errors
 
 
-def _fix(tree: Node, path: str, key: str, names: list[str]) -> str:
+def _fix(tree: Node, key: str, *, where: str, names: list[str]) -> str:
     """Say what may have been meant: a key spelt nearly so, or one of the same name in another section."""
     close = nearest(key, names)
     if close:
@@ -35,7 +36,6 @@ def _fix(tree: Node, path: str, key: str, names: list[str]) -> str:
     elsewhere = [f"{name}.{key}" for name, child in tree.children.items() if key in child.children]
     if elsewhere:
         return f"Did you mean {' or '.join(elsewhere)}?"
-    where = path.rpartition(".")[0]
     if where:
         return f"Known in {where}: {', '.join(names)}"
     return "`scale config explain FILE` lists the keys of the top level; docs/configuration.md describes them"

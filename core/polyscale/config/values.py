@@ -17,6 +17,8 @@ _EXPECTED = {
     "int_from_float": "a whole number",
     "int_parsing": "a whole number",
     "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_parsing": "true or false",
     "finite_number": "a finite number",
     "bool_type": "true or false",
     "string_type": "a string",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from polyscale.config.section import Int, Section, honoured, no_effect, not_built
+from polyscale.config.section import Int, Section, honoured, needs_plugin, no_effect, not_built
 
 Dtype = Literal["fp16", "bf16", "fp32", "fp64"]
 
@@ -55,8 +55,12 @@ class DataTypesSection(Section):
         None, "Dtype in which gradients of micro-steps are added; null: fp32, or fp64 for fp64 parameters."
     )
     param_dtype: Dtype | None = honoured(None, "Dtype of parameters in compute; null: that of the precision.")
-    buffer_dtype: Dtype | None = honoured(None, "Dtype buffers are cast to; null leaves them as the model made them.")
+    buffer_dtype: Dtype | None = needs_plugin(
+        None,
+        "Dtype buffers are cast to; null leaves them as the model made them.",
+        nearest="casting the buffers of the model before polyscale.initialize",
+    )
     keep_in_fp32_modules: Literal["auto"] | list[str] = honoured(
         "auto",
-        'Patterns (fnmatch) of parameter and buffer names that compute in fp32; "auto": those the model itself names.',
+        'Names or patterns of what computes in fp32; "auto": what the model itself names, and batch norms.',
     )

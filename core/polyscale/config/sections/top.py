@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AllowInfNan, Field
 
@@ -10,6 +10,7 @@ from polyscale.config.section import NEW, Int, Section, honoured, no_effect, not
 from polyscale.config.sections.precision import Dtype
 
 _MOE = "there is no expert parallelism in this version"
+_COUNT: dict[str, Any] = {"ge": 1, "lt": 2**63}
 
 
 def _infinite(value: float) -> float:
@@ -25,10 +26,10 @@ class BatchKeys(Section):
     """Batch sizes and what happens to gradients."""
 
     train_batch_size: Int | None = honoured(
-        None, "Samples of one update, over all ranks: micro-batch x accumulation x data-parallel ranks.", ge=1
+        None, "Samples of one update, over all ranks: micro-batch x accumulation x data-parallel ranks.", **_COUNT
     )
-    train_micro_batch_size_per_gpu: Int | None = honoured(None, "Samples of one forward on one rank.", ge=1)
-    gradient_accumulation_steps: Int | None = honoured(None, "Micro-steps of one update.", ge=1)
+    train_micro_batch_size_per_gpu: Int | None = honoured(None, "Samples of one forward on one rank.", **_COUNT)
+    gradient_accumulation_steps: Int | None = honoured(None, "Micro-steps of one update.", **_COUNT)
     gradient_clipping: float = honoured(
         0.0, "Largest global norm of the gradient; 0 does not clip.", deepspeed=1.0, ge=0
     )
