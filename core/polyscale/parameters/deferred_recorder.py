@@ -9,6 +9,7 @@ tensor for its device is told cpu, because torch's own initialisers skip tensors
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -52,6 +53,7 @@ _UNINITIALISED = _aten("empty.memory_format empty_strided empty_permuted empty_l
 _TO_META = _aten("scalar_tensor _to_copy")
 _NEEDS_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _META = torch.device("meta")
+_LARGE = 1 << 20  # bytes
 
 
 class Recorder:
@@ -192,7 +194,7 @@ class Recorder:
             if not isinstance(leaf, torch.Tensor):
                 return leaf
             if id(leaf) in fills or leaf is geometry:
-                return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="cpu")
+                return _scratch(leaf)
             return real_value(leaf)
 
         func(*map_leaves(args, real), **map_leaves(kwargs, real))
@@ -283,6 +285,18 @@ def _expect(tensor: torch.Tensor) -> History:
     history = history_of(tensor)
     assert history is not None
     return history
+
+
+def _scratch(like: torch.Tensor) -> torch.Tensor:
+    """Real memory laid out like ``like``, given back to the system when it is dropped.
+
+    Large pieces bypass malloc: with the small generator states stored in between, its heap would keep most of them.
+    """
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True))
+    if like.numel() == 0 or extent * like.element_size() < _LARGE:
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
+    memory = mmap.mmap(-1, extent * like.element_size())
+    return torch.frombuffer(memory, dtype=like.dtype).as_strided(like.shape, like.stride())
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
