@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class PolyscaleError(Exception):
@@ -24,6 +25,10 @@ class PolyscaleError(Exception):
         self.why = why
         self.fix = fix
         super().__init__(given, why, fix)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors cross process boundaries: the parts are keywords, which pickle does not know by itself."""
+        return _rebuild, (type(self), self.given, self.why, self.fix)
 
     def __str__(self) -> str:
         given, why, fix = (part.strip() for part in (self.given, self.why, self.fix))
@@ -57,6 +62,10 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
     by_lower = {entry.lower(): entry for entry in valid}
     found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
     return by_lower[found[0]] if found else None
+
+
+def _rebuild(kind: type[PolyscaleError], given: str, why: str, fix: str) -> PolyscaleError:
+    return kind(given, why=why, fix=fix)
 
 
 def _sentence(text: str) -> str:

@@ -19,6 +19,7 @@ from torch import nn
 
 from polyscale import env
 from polyscale.config import Config, load_config
+from polyscale.config.compare import differences
 from polyscale.control.agreement import Control
 from polyscale.control.process_group import ensure_process_group
 from polyscale.control.watchdog import Watchdog
@@ -35,6 +36,7 @@ from polyscale.interfaces.accelerator import Accelerator
 from polyscale.interfaces.observer import EngineStarted
 from polyscale.interfaces.parallelism import DataParallelApplied, ParallelContext, Parallelism, Part
 from polyscale.interfaces.precision import PrecisionPolicy
+from polyscale.kinds import KINDS
 from polyscale.optimizers import norm_parameters
 from polyscale.parameters.fingerprint import Fingerprint, fingerprint, first_difference
 from polyscale.parameters.inspect import find_parameters
@@ -81,7 +83,8 @@ def initialize(
     if optimizer is None and settings.optimizer is not None:
         load_factory(settings, accelerator).check(dict(settings.optimizer.params))
     parallelism = _data_parallelism(settings, accelerator)
-    settings.require(parallelism.honours)
+    honoured = frozenset(parallelism.honours)
+    settings.require(honoured, plugins=_plugin_names())
     device = _activate(accelerator)
     communication = select(
         "communication",
@@ -190,6 +193,7 @@ def _build(
         dtypes=_dtypes(policy, applied),
         observers=Observers.load(config, accelerator, rank=topology.rank),
         data=loader,
+        honoured=frozenset(parallelism.honours),
         owns_topology=own_topology,
     )
 
@@ -220,6 +224,11 @@ def _data_parallelism(config: Config, accelerator: Accelerator) -> Parallelism:
     return plugin
 
 
+def _plugin_names() -> frozenset[str]:
+    """Names that ``backends.options`` may hold: those of every installed plugin."""
+    return frozenset(entry.name for kind in KINDS for entry in installed(kind))
+
+
 def _activate(accelerator: Accelerator) -> torch.device:
     """Make this rank's device the current one."""
     accelerator.activate()
@@ -233,7 +242,7 @@ def _agree(control: Control, config: Config, model: nn.Module) -> None:
     """Check that all ranks were started with one configuration and one model."""
     if control.world_size == 1:
         return
-    control.agree("configuration", config.as_dict(), what="configuration")
+    _agree_on_configuration(control, config)
     own = fingerprint(model)
     if len(set(control.share("model", own.digest, what="model fingerprint"))) == 1:
         return
@@ -244,6 +253,23 @@ def _agree(control: Control, config: Config, model: nn.Module) -> None:
         why=first_difference(found[0], found[other]) or "their digests differ",
         fix="Build the same model on every rank",
     )
+
+
+def _agree_on_configuration(control: Control, config: Config) -> None:
+    """Compare what must be equal on all ranks; keys that only print may differ."""
+    if len(set(control.share("configuration", config.digest(), what="configuration"))) == 1:
+        return
+    found = control.share("configuration-detail", config.as_dict(), what="configuration")
+    for rank, other in enumerate(found):
+        differing = differences(found[0], other)
+        if differing:
+            path, one, two = differing[0]
+            more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+            raise RankError(
+                f"Ranks were started with different configurations: {path}{more}",
+                why=f"rank 0 has {one!r}, rank {rank} has {two!r}",
+                fix="Give every rank the same configuration",
+            )
 
 
 def _schedule(given: Any, config: Config, optimizer: torch.optim.Optimizer | None) -> Any:
@@ -327,7 +353,7 @@ def _announce(setup: Setup) -> None:
     if setup.topology.rank == 0:
         dtypes = ", ".join(f"{role} {dtype}" for role, dtype in setup.dtypes.items())
         log.info("%s, stage %d (%s), %d parameters; %s", setup.topology, stage, setup.data_parallel, count, dtypes)
-        for note in setup.config.no_effect:
+        for note in setup.config.notes(setup.honoured):
             log.info("%s has no effect here: %s", note.key, note.reason)
 
 

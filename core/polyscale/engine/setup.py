@@ -47,6 +47,7 @@ class Setup:
     dtypes: dict[str, str]
     observers: Observers
     data: Any = None
+    honoured: frozenset[str] = frozenset()
     owns_topology: bool = True
     _made: dict[str, Any] = field(default_factory=dict)
 
