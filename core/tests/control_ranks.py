@@ -193,11 +193,11 @@ def ended_early(control, rank):
 
 @case(2)
 def ended_early_while_the_other_computes(control, rank):
-    watchdog = started(control, left=1.0)
+    watchdog = started(control, left=2.0)
     with watchdog.phase("forward"):
         if rank == 1:
             sys.exit(0)
-        end = time.monotonic() + 4
+        end = time.monotonic() + 5
         while time.monotonic() < end:
             sum(range(100_000))
 

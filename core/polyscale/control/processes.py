@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,22 +65,8 @@ def is_gone(process: Identity) -> bool:
     return state in ("Z", "X") or (bool(started) and started != process.started)
 
 
-def is_sleeping(native_thread_id: int | None) -> bool:
-    """Whether a thread of this process waits for something that is not a disk; True where that is not known."""
-    state, _ = _state(f"/proc/self/task/{native_thread_id}/stat")
-    return state in ("S", "")
-
-
-def native_id(thread_ident: int) -> int | None:
-    """The kernel's number of a Python thread."""
-    for thread in threading.enumerate():
-        if thread.ident == thread_ident:
-            return thread.native_id
-    return None
-
-
 def _state(path: str) -> tuple[str, str]:
-    """(state, start time) of a Linux process or thread: fields 3 and 22 of proc_pid_stat(5); "" where unknown."""
+    """(state, start time) of a Linux process: fields 3 and 22 of proc_pid_stat(5); "" where unknown."""
     fields = _text(Path(path)).rpartition(")")[2].split()  # the name before ")" may hold anything
     return (fields[0], fields[19]) if len(fields) > 19 else ("", "")
 
