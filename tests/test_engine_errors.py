@@ -174,3 +174,23 @@ def test_an_optimizer_that_cannot_update_shards():
     _three_parts(error, "Adafactor", "stage 0")
     engine._accumulation.reset()
     engine.close()
+
+
+class _Bypass(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.GELU()) for _ in range(2))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block[0](x)  # not block(x): the unit is not called
+        return x.sum()
+
+
+def test_a_unit_that_is_not_called_as_a_whole_is_explained():
+    config = {**CONFIG, "zero_optimization": {"stage": 3}}
+    engine = polyscale.initialize(_Bypass(), config=config)
+    with pytest.raises(PolyscaleError) as error:
+        engine(torch.ones(1, 2))
+    _three_parts(error, "outside the forward of its unit", "unit_classes")
+    engine.close()

@@ -23,6 +23,13 @@ def default_store() -> Store:
     return distributed_c10d._get_default_store()
 
 
+def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Apply ``function`` to the leaves of a nest of tuples, lists, dicts and dataclasses that torch knows."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_map(function, tree)
+
+
 def in_backward() -> bool:
     """Whether this thread runs inside an autograd backward (as a recompute of activations does)."""
     import torch

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_map
 
+from polyscale._torch import tree_map
 from polyscale.errors import PolyscaleError
 
 if TYPE_CHECKING:
@@ -23,7 +23,11 @@ LossFunction = Callable[..., torch.Tensor]
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """Move the tensors in a nest of containers."""
-    return tree_map(lambda item: item.to(device, non_blocking=True) if isinstance(item, torch.Tensor) else item, batch)
+
+    def move(item: Any) -> Any:
+        return item.to(device, non_blocking=True) if isinstance(item, torch.Tensor) else item
+
+    return tree_map(move, batch)
 
 
 class BatchRunner:

@@ -313,8 +313,9 @@ class Engine:
 
     def _release(self) -> None:
         self._closed = True
-        self._setup.observers.tell(EngineClosed(self.steps))
-        self._setup.close()
+        with self._setup.watchdog.phase("close"):
+            self._setup.observers.tell(EngineClosed(self.steps))
+            self._setup.close()
         self._tracked.clear()
         self._numbers = None
         self._accumulation.reset()
@@ -363,6 +364,7 @@ class Engine:
             self.samples += setup.batch.micro * accumulation.done * self.topology.dp_size
             accumulation.reset()
         self.steps += not skipped
+        setup.watchdog.stepped(self.steps)
         self.skipped += skipped
         if self._scaler is not None:
             self._scaler.update(skipped)
@@ -421,6 +423,9 @@ class Engine:
         except Exception as error:
             if fatal:
                 watchdog.failed(error)
+            clearer = self._setup.applied.explain(error) or watchdog.explain(error)
+            if clearer is not None:
+                raise clearer from error
             raise
         if timed:
             self._setup.accelerator.synchronize()

@@ -93,11 +93,11 @@ def initialize(
         context=_context(settings.backends.communication, settings, accelerator),
     )
     control = ensure_process_group(communication, accelerator)
-    _agree(control, settings, model)
     watchdog = Watchdog(control)
     watchdog.start()
     try:
         with watchdog.phase("initialize"):
+            _agree(control, settings, model)
             setup = _build(
                 model,
                 settings,
@@ -167,7 +167,7 @@ def _build(
     try:
         built = build_optimizer(optimizer, config, applied, names, accelerator, norms)
         schedule = _schedule(lr_scheduler, config, built)
-        loader = _loader(data, config, topology, batch.micro)
+        loader = _loader(data, config, topology, batch.micro, control)
     except BaseException:
         applied.close()
         raise
@@ -233,7 +233,7 @@ def _activate(accelerator: Accelerator) -> torch.device:
     """Make this rank's device the current one."""
     accelerator.activate()
     count = accelerator.device_count()
-    index = env.launch().local_rank % max(count, 1)
+    index = env.local_rank(env.launch().rank) % max(count, 1)
     accelerator.set_device(index)
     return accelerator.device()
 
@@ -292,7 +292,7 @@ def _schedule(given: Any, config: Config, optimizer: torch.optim.Optimizer | Non
     return given(optimizer) if callable(given) else given
 
 
-def _loader(data: Any, config: Config, topology: Topology, micro_batch: int) -> Any:
+def _loader(data: Any, config: Config, topology: Topology, micro_batch: int, control: Control) -> Any:
     """Make a resumable loader of a dataset; take another iterable as it is."""
     is_loader = isinstance(data, torch.utils.data.DataLoader) or hasattr(data, "state_dict")
     is_dataset = hasattr(data, "__getitem__") and hasattr(data, "__len__")
@@ -300,6 +300,7 @@ def _loader(data: Any, config: Config, topology: Topology, micro_batch: int) -> 
         return data
     from polyscale.data import loader
 
+    control.agree("data", len(data), what="number of samples")
     return loader(
         data,
         topology=topology,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from polyscale.config import Config
+    from polyscale.errors import PolyscaleError
     from polyscale.interfaces.accelerator import Accelerator
     from polyscale.interfaces.communication import Communication
     from polyscale.interfaces.precision import PrecisionPolicy
@@ -73,10 +74,18 @@ class Applied:
 
 @dataclass
 class DataParallelApplied(Applied):
-    """What a data-parallel plugin did: the store of parameters, and the synchroniser of gradients."""
+    """What a data-parallel plugin did.
+
+    Attributes:
+        store: whole parameters from their parts.
+        gradients: reduced gradients from backwards.
+        explain: turns an exception of forward or backward that the spreading caused into one a user understands, or
+            returns None.
+    """
 
     store: ParameterStore = None  # type: ignore[assignment]
     gradients: GradientSynchronizer = None  # type: ignore[assignment]
+    explain: Callable[[Exception], PolyscaleError | None] = lambda error: None
 
 
 class GradientSynchronizer(Protocol):

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
+from polyscale._torch import tree_map
 from polyscale.errors import ConfigError
 from polyscale.interfaces.parallelism import Part
 

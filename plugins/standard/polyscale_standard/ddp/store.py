@@ -32,7 +32,7 @@ class ReplicatedStore(ShardedStore):
         self._masters = masters
         self._elements = elements
         self._computed = computed
-        self._context = context
+        self._topology, self._communication = context.topology, context.communication
 
     def optimizer_parameter(self, fqn: str, granularity: Granularity) -> nn.Parameter:
         """See the Protocol: the master; its local part where it is a DTensor and elements are asked for."""
@@ -51,7 +51,7 @@ class ReplicatedStore(ShardedStore):
     def fragments(self, fqn: str, local: torch.Tensor) -> tuple[Box, ...]:
         """See the Protocol: one box; of its copies, the lowest data-parallel rank owns it."""
         region = model_parallel_region(self.infos[fqn])
-        topology = self._context.topology
+        topology = self._topology
         replicas = self.infos[fqn].mesh is None and topology.model_rank != 0
         return (Box(region.offsets, local, region.owner and topology.dp_rank == 0 and not replicas),)
 
@@ -64,5 +64,5 @@ class ReplicatedStore(ShardedStore):
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """See the base class."""
-        if self._context.topology.world_size > 1:
-            self._context.communication.broadcast(tensor, 0).wait_host()
+        if self._topology.world_size > 1:
+            self._communication.broadcast(tensor, 0).wait_host()

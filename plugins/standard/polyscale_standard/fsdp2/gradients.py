@@ -28,7 +28,8 @@ class ShardedGradients:
         self.divisor = float(context.config.gradient_predivide_factor) if context.config.prescale_gradients else 1.0
         self._parts = parts
         self._store = store
-        self._context = context
+        self._topology, self._communication = context.topology, context.communication
+        self._device = context.device
         self._stage = context.config.zero_optimization.stage
         self._syncing = True
         self._resharding = True
@@ -92,26 +93,26 @@ class ShardedGradients:
     def _agree(self) -> set[str]:
         """Return the parameters that had a gradient on any data-parallel rank."""
         self._used.update(fqn for fqn in self._whole if self._store.sharded[fqn].grad is not None)
-        if self._context.topology.dp_size == 1:
+        if self._topology.dp_size == 1:
             return set(self._used)
         flags = torch.tensor([fqn in self._used for fqn in self._names], dtype=torch.int32)
-        flags = flags.to(self._context.device)
-        group = self._context.topology.group("grad")
-        self._context.communication.all_reduce(flags, group, op="max").wait_host()
+        flags = flags.to(self._device)
+        group = self._topology.group("grad")
+        self._communication.all_reduce(flags, group, op="max").wait_host()
         return {fqn for fqn, used in zip(self._names, flags.tolist(), strict=True) if used}
 
     def _reduce_whole(self, used: set[str]) -> None:
         """Sum the gradients of the parameters that stay whole."""
-        if self._context.topology.dp_size == 1:
+        if self._topology.dp_size == 1:
             return
-        group = self._context.topology.group("grad")
+        group = self._topology.group("grad")
         for fqn in self._whole:
             if fqn in used:
                 parameter = self._store.sharded[fqn]
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 parameter.grad.div_(self.divisor)
-                self._context.communication.all_reduce(parameter.grad, group).wait()
+                self._communication.all_reduce(parameter.grad, group).wait()
 
 
 def _watch(unit: Any, names: dict[int, str], used: set[str]) -> None:

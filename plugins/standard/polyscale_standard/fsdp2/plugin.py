@@ -79,7 +79,22 @@ class Fsdp2:
                 guard.remove()
 
         replaced = {entry.parameter: sharded[entry.fqn] for entry in found}
-        return DataParallelApplied(parts=parts, replaced=replaced, close=close, store=store, gradients=gradients)
+        return DataParallelApplied(
+            parts=parts, replaced=replaced, close=close, store=store, gradients=gradients, explain=explain_bypass
+        )
+
+
+def explain_bypass(error: Exception) -> UnsupportedError | None:
+    """Say what torch's error about mixed tensors means: a unit's parameters were used without calling the unit."""
+    if "mixed torch.Tensor and DTensor" not in str(error):
+        return None
+    return UnsupportedError(
+        "A sharded parameter was used outside the forward of its unit",
+        why="parameters are gathered when the unit's module is called, and the model calls a part of it, or uses its "
+        "weight, directly",
+        fix="Call the block as a whole (block(x)), or name the classes that are called in "
+        "backends.options.fsdp2.unit_classes",
+    )
 
 
 def _shardable(parameter: torch.Tensor) -> bool:

@@ -28,7 +28,7 @@ class DTensorStore(ShardedStore):
     ) -> None:
         super().__init__(parts, infos)
         self.sharded = sharded
-        self._context = context
+        self._topology, self._communication = context.topology, context.communication
         self._elements = {
             fqn: nn.Parameter(local_tensor(parameter.data), requires_grad=parameter.requires_grad)
             if self.is_sharded(fqn)
@@ -69,7 +69,7 @@ class DTensorStore(ShardedStore):
     def fragments(self, fqn: str, local: torch.Tensor) -> tuple[Box, ...]:
         """See the Protocol: one box, owned by the first replica."""
         region = self._region(fqn)
-        topology = self._context.topology
+        topology = self._topology
         copies = topology.coordinate("dp_replicate") if self.is_sharded(fqn) else topology.dp_rank
         model_copies = topology.model_rank if self.infos[fqn].mesh is None else 0
         return (Box(region.offsets, local, region.owner and copies == 0 and model_copies == 0),)
@@ -79,12 +79,12 @@ class DTensorStore(ShardedStore):
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """See the base class."""
-        if self._context.topology.world_size > 1:
-            self._context.communication.broadcast(tensor, 0).wait_host()
+        if self._topology.world_size > 1:
+            self._communication.broadcast(tensor, 0).wait_host()
 
     def _region(self, fqn: str) -> Region:
         region = model_parallel_region(self.infos[fqn])
         if not self.is_sharded(fqn):
             return region
-        topology = self._context.topology
+        topology = self._topology
         return region.chunk(0, topology.coordinate("dp_shard"), topology.size("dp_shard"))
