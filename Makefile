@@ -48,7 +48,7 @@ format: venv ## ruff: apply rules and format
 
 types: venv ## mypy: strict on core, as configured on the rest
 	$(BIN)/mypy --strict core/polyscale
-	$(BIN)/mypy $(PACKAGES) tools docs/examples
+	$(BIN)/mypy $(PACKAGES) tools
 
 wheels: venv ## a wheel of every member in dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist $(addprefix ./,$(MEMBERS))

@@ -223,7 +223,7 @@ def baselines(options: Options) -> tuple[float, float]:
 
     tokenizer = Tokenizer.from_file(str(options.out / "tokenizer.json"))
     ids = torch.tensor(tokenizer.encode("\n\n".join(topics.values())).ids)
-    rows = torch.stack(ids.split(LENGTH)[:-1])
+    rows = torch.stack(torch.split(ids, LENGTH)[:-1])
     return losses(rows[: -options.validation], rows[-options.validation :], VOCABULARY)
 
 

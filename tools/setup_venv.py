@@ -62,7 +62,7 @@ def set_up(venv: Path, torch: str) -> None:
             say(f"Making {venv} with Python {sys.version.split()[0]}")
             run([sys.executable, "-m", "venv", str(venv)], fix="On Debian: apt-get install python3-venv")
         say(f"Installing {torch} and every member with the tools that test them")
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        pip = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
         fix = "pip must reach a package index, or PIP_FIND_LINKS or PIP_INDEX_URL must name one"
         run([*pip, "flit_core>=3.11,<5", torch], fix=fix)
         run([*pip, "--no-build-isolation", "-r", str(REQUIREMENTS)], fix=fix)
