@@ -36,13 +36,7 @@ def print_report(report: Report, stream: TextIO) -> None:
 
 def closing_line(report: Report) -> str:
     """What would be chosen and what to type next, or what stands in the way."""
-    return f"{report.choice} {_NEXT}" if not _stuck(report) else report.choice
-
-
-def _stuck(report: Report) -> bool:
-    accelerators = report.plugins.get("accelerator")
-    chosen = accelerators is None or any(row.selected for row in accelerators)
-    return bool(report.torch.error) or not chosen
+    return f"{report.choice} {_NEXT}" if report.ready else report.choice
 
 
 def _print(out: Console, title: str, table: Table | None) -> None:

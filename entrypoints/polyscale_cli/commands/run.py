@@ -55,7 +55,7 @@ def run_ranks(
 
 
 def check_module(name: str) -> None:
-    """Refuse a module whose top-level package is neither in the current folder (``python -m`` looks there) nor installed.
+    """Refuse a module whose package is neither in the current folder, where ``python -m`` looks first, nor installed.
 
     Raises:
         PolyscaleError: it is not there.

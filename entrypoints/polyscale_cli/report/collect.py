@@ -44,6 +44,7 @@ def collect(kinds: Collection[str] | None = None, *, system: bool = False) -> Re
         torch=torch,
         plugins={kind: [_row(one, selection) for one in probes[kind]] for kind in wanted if kind != OP},
         ops=op_rows(probes[OP]) if OP in wanted else None,
+        ready=selection.accelerator is not None,
         choice=selection.said,
         system=[*found, *toolkits(probes.get("accelerator", ()))] if system else [],
     )

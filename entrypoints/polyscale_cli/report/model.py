@@ -91,7 +91,8 @@ class Report:
         torch: what became of ``import torch``.
         plugins: rows by kind, for every kind of the table of kinds that is asked for, ops excepted.
         ops: rows of operators; None when not asked for.
-        choice: which accelerator ``auto`` chooses and why, or why it cannot choose, in one sentence.
+        ready: whether an accelerator can be chosen, so that a training can be started.
+        choice: which accelerator ``auto`` chooses, or why it cannot choose, in one sentence.
         system: facts about the machine.
     """
 
@@ -100,5 +101,6 @@ class Report:
     torch: TorchFacts
     plugins: dict[str, list[PluginRow]] = field(default_factory=dict)
     ops: list[OpRow] | None = None
+    ready: bool = False
     choice: str = ""
     system: list[Fact] = field(default_factory=list)
