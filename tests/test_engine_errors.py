@@ -194,3 +194,75 @@ def test_a_unit_that_is_not_called_as_a_whole_is_explained():
         engine(torch.ones(1, 2))
     _three_parts(error, "outside the forward of its unit", "unit_classes")
     engine.close()
+
+
+def test_a_model_belongs_to_one_engine():
+    for stage in (0, 2):
+        model = nn.Linear(2, 1)
+        config = {**CONFIG, "zero_optimization": {"stage": stage}}
+        engine = polyscale.initialize(model, config=config)
+        with pytest.raises(PolyscaleError) as error:
+            polyscale.initialize(model, config=config)
+        _three_parts(error, "another engine")
+        engine.close()
+    with pytest.raises(PolyscaleError) as error:
+        polyscale.initialize(model, config=config)
+    _three_parts(error, "already sharded")
+
+
+class _Sometimes(nn.Module):
+    """Raises in forward or in backward when it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.Tanh()) for _ in range(2))
+
+    def forward(self, x, fail=""):
+        for index, block in enumerate(self.blocks):
+            x = block(x)
+            if fail == "forward" and index == 0:
+                raise KeyError("forward")
+        if fail == "backward":
+            x.register_hook(self._fail)
+        return x.square().sum()
+
+    def _fail(self, gradient):
+        raise KeyError("backward")
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_training_goes_on_after_an_exception_that_was_caught(stage, caplog):
+    def train(failures):
+        torch.manual_seed(0)
+        config = {**CONFIG, "zero_optimization": {"stage": stage}}
+        with polyscale.initialize(_Sometimes(), config=config) as engine:
+            for step in range(4):
+                if step == 2:
+                    for fail in failures:
+                        with pytest.raises(KeyError):
+                            engine.backward(engine(torch.ones(1, 2), fail))
+                engine.backward(engine(torch.full((1, 2), 1.0 + step)))
+                engine.step()
+            return dict(engine.parameters_store.iter_full())
+
+    expected, found = train([]), train(["forward", "backward", "forward"])
+    for name, value in expected.items():
+        assert torch.equal(found[name], value)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_what_is_written_between_two_forwards_is_used_by_the_second(stage, tmp_path):
+    torch.manual_seed(0)
+    config = {**CONFIG, "zero_optimization": {"stage": stage}}
+    with polyscale.initialize(nn.Linear(2, 1), config=config) as engine, torch.no_grad():
+        inputs = torch.ones(1, 2)
+        engine.save(tmp_path)
+        before = engine(inputs)
+        engine.parameters_store.set_full("weight", torch.full((1, 2), 5.0))
+        engine.parameters_store.set_full("bias", torch.zeros(1))
+        assert engine(inputs).item() == 10.0
+        with engine.parameters_store.gathered(["weight"], modify=True) as whole:
+            whole["weight"].fill_(7.0)
+        assert engine(inputs).item() == 14.0
+        engine.load(tmp_path)
+        assert torch.equal(engine(inputs), before)

@@ -135,17 +135,31 @@ def fsdp_reduce_held(module: nn.Module) -> None:
         unit.finalize_backward()
         unit._training_state = type(unit._training_state).IDLE
         unit.comm_ctx.reduce_scatter_states.clear()
-    for child in _fsdp_modules(module):
-        child.reshard()
+    fsdp_reshard(module)
 
 
 def fsdp_reset_after_error(module: nn.Module) -> None:
-    """Bring FSDP2 back to its idle state after an exception in forward or backward, where torch can."""
+    """Bring FSDP2 back to its idle state after an exception in forward or backward, gradients dropped."""
     for child in _fsdp_modules(module):
-        reset = getattr(child, "reset_iter_state", None)
-        if reset is not None:
-            reset()
-            return
+        state = child._get_fsdp_state()
+        state._state_ctx.iter_forward_root = None
+        state._state_ctx.post_backward_final_callback_queued = False
+        state._training_state = type(state._training_state).IDLE
+        getattr(state, "_modules_to_run_forward", set()).clear()
+    for unit in fsdp_units(module):
+        unit._training_state = type(unit._training_state).IDLE
+        fsdp_drop_gradients(unit)
+        if hasattr(unit, "comm_ctx"):
+            unit.finalize_backward()
+            unit.comm_ctx.post_forward_order.clear()
+            getattr(unit.comm_ctx, "reduce_scatter_states", []).clear()
+    fsdp_reshard(module)
+
+
+def fsdp_reshard(module: nn.Module) -> None:
+    """Free whole parameters, so that the next forward gathers them from the shards."""
+    for child in _fsdp_modules(module):
+        child.reshard()
 
 
 def _fsdp_modules(module: nn.Module) -> Iterator[Any]:

@@ -68,6 +68,7 @@ class Engine:
         self._numbers: GradientNumbers | None = None
         self._tracked: dict[str, Any] = {}
         self._hold = False
+        self._broken = False
         self._closed = False
         self._seconds: dict[str, float] = {}
         if self.data is not None and hasattr(self.data, "state_dict"):
@@ -79,6 +80,8 @@ class Engine:
         """Run the model on this rank's micro-batch; tensors are moved to the device."""
         self._require_open()
         with self._doing("forward"):
+            if self._broken:
+                self._recover()
             if self.device.type != "cpu":
                 args, kwargs = to_device((args, kwargs), self.device)
             return self.module(*args, **kwargs)
@@ -115,7 +118,7 @@ class Engine:
         with self._doing("backward"):
             self._gradients.before_backward(last=accumulation.last, hold=self._hold)
             scale = self.loss_scale
-            torch.autograd.backward(loss if scale == 1.0 else loss * scale)
+            torch.autograd.backward(loss if scale == 1.0 else loss.float() * scale)
             self._gradients.after_backward()
 
     def step(self) -> bool:
@@ -340,6 +343,14 @@ class Engine:
 
     # Inside.
 
+    def _recover(self) -> None:
+        """After a forward, backward or step that raised: drop the accumulation it was part of."""
+        if self._accumulation.open:
+            log.warning("the accumulation in which an exception was raised is dropped")
+        self._setup.applied.recover()
+        self._accumulation.reset()
+        self._broken = False
+
     def _update(self) -> bool:
         assert self.optimizer is not None
         accumulation, setup = self._accumulation, self._setup
@@ -419,9 +430,11 @@ class Engine:
             with watchdog.phase(what):
                 yield
         except PolyscaleError:
+            self._broken = fatal
             raise
         except Exception as error:
             if fatal:
+                self._broken = True
                 watchdog.failed(error)
             clearer = self._setup.applied.explain(error) or watchdog.explain(error)
             if clearer is not None:

@@ -45,6 +45,9 @@ from polyscale.topology import Topology
 
 log = logging.getLogger("polyscale")
 
+OWNER = "_polyscale_engine"
+"""Attribute of a model: a weak reference to the engine it was given to."""
+
 
 def initialize(
     model: nn.Module,
@@ -75,6 +78,7 @@ def initialize(
     """
     if not isinstance(model, nn.Module):
         raise PolyscaleError(f"model = {type(model).__name__}", why="it is not a torch.nn.Module", fix="Pass a module")
+    _refuse_used(model)
     settings = load_config(config, seed=seed)
     names = {entry.parameter: entry.fqn for entry in find_parameters([Part(model)])}
     if optimizer is not None:
@@ -119,9 +123,20 @@ def initialize(
         watchdog.stop()
         raise
     engine = Engine(setup, loss_fn=loss_fn)
+    model.__dict__[OWNER] = weakref.ref(engine)
     _close_at_exit(engine)
     _announce(setup)
     return engine
+
+
+def _refuse_used(model: nn.Module) -> None:
+    owner = model.__dict__.get(OWNER, lambda: None)()
+    if owner is not None and not owner._closed:
+        raise PolyscaleError(
+            "A model that another engine trains",
+            why="two engines would add their hooks and gradients to the same parameters",
+            fix="Close the other engine first, or build another model",
+        )
 
 
 def _build(

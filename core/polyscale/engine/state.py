@@ -86,7 +86,7 @@ def optimizer_values(setup: Setup) -> dict[str, Any] | None:
     groups = [
         {
             "names": [names[id(parameter)] for parameter in group["params"]],
-            "options": {key: value for key, value in group.items() if key not in ("params", "names")},
+            "options": {key: value for key, value in group.items() if key not in ("params", "param_names")},
         }
         for group in optimizer.param_groups
     ]

@@ -81,11 +81,13 @@ class DataParallelApplied(Applied):
         gradients: reduced gradients from backwards.
         explain: turns an exception of forward or backward that the spreading caused into one a user understands, or
             returns None.
+        recover: brings modules and gradients back to idle after such an exception; called before the next forward.
     """
 
     store: ParameterStore = None  # type: ignore[assignment]
     gradients: GradientSynchronizer = None  # type: ignore[assignment]
     explain: Callable[[Exception], PolyscaleError | None] = lambda error: None
+    recover: Callable[[], None] = lambda: None
 
 
 class GradientSynchronizer(Protocol):

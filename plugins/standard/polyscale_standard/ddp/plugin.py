@@ -63,7 +63,14 @@ class Ddp:
                 handle.remove()
 
         replaced = {before[fqn]: master for fqn, master in masters.items() if before[fqn] is not master}
-        return DataParallelApplied(parts=parts, replaced=replaced, close=close, store=store, gradients=gradients)
+        return DataParallelApplied(
+            parts=parts,
+            replaced=replaced,
+            close=close,
+            store=store,
+            gradients=gradients,
+            recover=gradients.clear,
+        )
 
 
 def _element(master: nn.Parameter) -> nn.Parameter:

@@ -84,6 +84,12 @@ class ShardedGradients:
         self._used.clear()
         self._held = False
 
+    def recover(self) -> None:
+        """Drop what a forward or backward that raised has left."""
+        for part in self._parts:
+            _torch.fsdp_reset_after_error(part.module)
+        self.clear()
+
     def close(self) -> None:
         """Let go of the units."""
         for unit in self._units:

@@ -52,6 +52,7 @@ class Fsdp2:
 
     def apply(self, parts: list[Part], context: ParallelContext) -> DataParallelApplied:
         """See the Protocol. ``fully_shard`` replaces parameters and changes the classes of its modules in place."""
+        _refuse_sharded(parts)
         found = find_parameters(parts)
         pinned = pinned_names([entry.fqn for entry in found], context.precision.pinned)
         _refuse_mixed_dtypes(found, context)
@@ -80,7 +81,13 @@ class Fsdp2:
 
         replaced = {entry.parameter: sharded[entry.fqn] for entry in found}
         return DataParallelApplied(
-            parts=parts, replaced=replaced, close=close, store=store, gradients=gradients, explain=explain_bypass
+            parts=parts,
+            replaced=replaced,
+            close=close,
+            store=store,
+            gradients=gradients,
+            explain=explain_bypass,
+            recover=gradients.recover,
         )
 
 
@@ -99,6 +106,19 @@ def explain_bypass(error: Exception) -> UnsupportedError | None:
 
 def _shardable(parameter: torch.Tensor) -> bool:
     return parameter.dim() > 0 and parameter.numel() > 0
+
+
+def _refuse_sharded(parts: list[Part]) -> None:
+    from torch.distributed.fsdp import FSDPModule
+
+    for part in parts:
+        for name, module in part.module.named_modules():
+            if isinstance(module, FSDPModule):
+                raise UnsupportedError(
+                    f"The module {name or 'model'!r} is already sharded by fully_shard",
+                    why="its units and shards belong to whoever applied it, perhaps an engine that was closed",
+                    fix="Build the model again, and restore its weights with engine.load",
+                )
 
 
 def _refuse_mixed_dtypes(found: list[FoundParameter], context: ParallelContext) -> None:
@@ -162,7 +182,7 @@ def _shard(
         for part in pinned:
             fully_shard(part, mp_policy=keep, **common)
     for unit in choose_units(module, unit_classes):
-        if not isinstance(unit, FSDPModule):
+        if not isinstance(unit, FSDPModule):  # a pinned module may be a unit itself
             fully_shard(unit, mp_policy=policy, **common)
     if not isinstance(module, FSDPModule):
         fully_shard(module, mp_policy=policy, **common)

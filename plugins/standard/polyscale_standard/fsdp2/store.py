@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from polyscale import _torch
 from polyscale.interfaces.checkpoint import Box
 from polyscale.interfaces.optimizer import Granularity
 from polyscale.interfaces.parallelism import ParallelContext, Part
@@ -27,6 +28,7 @@ class DTensorStore(ShardedStore):
         self, parts: list[Part], infos: dict[str, ParamInfo], sharded: dict[str, nn.Parameter], context: ParallelContext
     ) -> None:
         super().__init__(parts, infos)
+        self._parts = parts
         self.sharded = sharded
         self._topology, self._communication = context.topology, context.communication
         self._elements = {
@@ -75,7 +77,10 @@ class DTensorStore(ShardedStore):
         return (Box(region.offsets, local, region.owner and copies == 0 and model_copies == 0),)
 
     def written(self, names: Iterable[str] | None = None) -> None:
-        """See the Protocol: nothing to do, the masters are what FSDP2 gathers from."""
+        """See the Protocol: masters are what FSDP2 gathers from, but a forward without backward may have left whole
+        parameters behind (stages 1 and 2 keep them), which would now be stale."""
+        for part in self._parts:
+            _torch.fsdp_reshard(part.module)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """See the base class."""
