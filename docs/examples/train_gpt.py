@@ -109,9 +109,9 @@ def main() -> None:
         speed = batch.train * args.length / (time.perf_counter() - started)
         report(loss=loss, tokens_per_s=round(speed), memory_mb=memory().allocated >> 20)
     engine.save(args.out / "checkpoint", overwrite=True)
-    prompt = torch.tensor([tokenizer.encode(args.prompt).ids], device=engine.device)
-    tokens = engine.eval().module.generate(prompt, max_new_tokens=40, do_sample=False, no_repeat_ngram_size=3)
-    report(sentence=tokenizer.decode(tokens[0].tolist()))
+    prompt = torch.tensor([tokenizer.encode(args.prompt).ids[: args.length // 2]], device=engine.device)
+    options = {"max_new_tokens": args.length // 2, "do_sample": False, "no_repeat_ngram_size": 3}
+    report(sentence=tokenizer.decode(engine.eval().module.generate(prompt, **options)[0].tolist()))
     engine.close()
 
 
