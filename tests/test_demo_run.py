@@ -80,7 +80,6 @@ def test_number_of_ranks_that_is_none(tmp_path, value):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.long
 def test_accelerator_that_is_not_there_and_a_folder_that_cannot_be_made(tmp_path):
     done = demo("--out", str(tmp_path), DEMO_ACCELERATOR="cdua")
     assert done.returncode == 2

@@ -51,7 +51,7 @@ def run(
         KeyboardInterrupt: after the ranks have ended.
     """
     command = [sys.executable, "-m", "polyscale", "run", "--nproc", str(nproc), str(script), *arguments]
-    with log.open("a", encoding="utf-8") as file:
+    with log.open("a", buffering=1, encoding="utf-8") as file:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", env=dict(environ)
         )
