@@ -72,7 +72,11 @@ def test_bf16_gradients_accumulate_in_fp32_at_every_stage():
             weights, dtypes = outcome[stage]
             assert weights == [-1.125, -1.125], stage
             assert dtypes == {
-                "parameter": "bf16", "gradient": "bf16", "accumulation": "fp32", "reduction": "fp32", "master": "fp32",
+                "parameter": "bf16",
+                "gradient": "bf16",
+                "accumulation": "fp32",
+                "reduction": "fp32",
+                "master": "fp32",
             }
 
 
@@ -82,7 +86,7 @@ def _weighted():
     for stage in STAGES:
         with _line(stage, gradient_accumulation_steps=2) as engine:
             # rank 0 sees 3 + 1 items, rank 1 sees 1 + 5; each item has input 1.
-            for items in ((3, 1) if rank == 0 else (1, 5)):
+            for items in (3, 1) if rank == 0 else (1, 5):
                 engine.backward(engine(torch.ones(items, 2)).sum(), weight=items)
                 engine.step()
             result[stage] = _weight(engine), engine.grad_norm

@@ -14,7 +14,7 @@ def main() -> int:
             raise
         print("Error: the command line is another package. Run: pip install polyscale-cli", file=sys.stderr)
         return 2
-    return scale()
+    return int(scale())
 
 
 if __name__ == "__main__":

@@ -30,6 +30,11 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
     return _pytree.tree_map(function, tree)
 
 
+def hook_after_accumulation(parameter: nn.Parameter, hook: Callable[[nn.Parameter], None]) -> Any:
+    """Call ``hook`` whenever autograd has added to ``parameter.grad``; returns a handle with ``remove()``."""
+    return parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+
 def in_backward() -> bool:
     """Whether this thread runs inside an autograd backward (as a recompute of activations does)."""
     import torch

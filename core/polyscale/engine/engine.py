@@ -430,7 +430,7 @@ class Engine:
             with watchdog.phase(what):
                 yield
         except PolyscaleError:
-            self._broken = fatal
+            self._broken = self._broken or fatal
             raise
         except Exception as error:
             if fatal:

@@ -13,7 +13,9 @@ from torch import nn
 from polyscale.config import Batch, Config
 from polyscale.control.agreement import Control
 from polyscale.control.watchdog import Watchdog
+from polyscale.discovery import select
 from polyscale.engine.observing import Observers
+from polyscale.engine.runtime import Runtime, plugin_context
 from polyscale.interfaces.accelerator import Accelerator
 from polyscale.interfaces.checkpoint import CheckpointStorage
 from polyscale.interfaces.communication import Communication
@@ -30,16 +32,10 @@ class Setup:
     """The parts of an engine."""
 
     model: nn.Module
-    config: Config
+    runtime: Runtime
     batch: Batch
-    accelerator: Accelerator
-    communication: Communication
-    control: Control
-    watchdog: Watchdog
     topology: Topology
-    device: torch.device
     applied: DataParallelApplied
-    data_parallel: str
     optimizer: torch.optim.Optimizer | None
     lr_scheduler: Any
     scaler: LossScaler | None
@@ -47,9 +43,43 @@ class Setup:
     dtypes: dict[str, str]
     observers: Observers
     data: Any = None
-    honoured: frozenset[str] = frozenset()
     owns_topology: bool = True
     _made: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def config(self) -> Config:
+        """The resolved configuration."""
+        return self.runtime.config
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """The chosen accelerator."""
+        return self.runtime.accelerator
+
+    @property
+    def communication(self) -> Communication:
+        """The chosen communication backend."""
+        return self.runtime.communication
+
+    @property
+    def control(self) -> Control:
+        """Agreement between ranks."""
+        return self.runtime.control
+
+    @property
+    def watchdog(self) -> Watchdog:
+        """Sees failing ranks."""
+        return self.runtime.watchdog
+
+    @property
+    def device(self) -> torch.device:
+        """This rank's device."""
+        return self.runtime.device
+
+    @property
+    def data_parallel(self) -> str:
+        """Name of the data-parallel plugin."""
+        return self.runtime.parallelism.name
 
     def checkpoint_storage(self) -> CheckpointStorage:
         """The chosen checkpoint plugin, loaded when first used."""
@@ -63,12 +93,8 @@ class Setup:
 
     def _plugin(self, kind: str, requested: str, default: str) -> Any:
         if kind not in self._made:
-            from polyscale.discovery import select
-            from polyscale.hooks import PluginContext
-
             name = default if requested == "auto" else requested
-            options = dict(self.config.backends.options.get(name, {}))
-            context = PluginContext(name, options, self.config, self.accelerator)
+            context = plugin_context(name, self.config, self.accelerator)
             self._made[kind] = select(kind, requested, default=[default], context=context)
         return self._made[kind]
 

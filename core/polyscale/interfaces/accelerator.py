@@ -110,7 +110,7 @@ class Accelerator(Protocol):
         """Say what is missing and what to install; "" when available."""
 
     def activate(self) -> None:
-        """Do what must be done once per process before the first tensor."""
+        """Do what must be done once per process before the first tensor; a second call must be harmless."""
 
     def device_count(self) -> int:
         """Number of visible devices."""

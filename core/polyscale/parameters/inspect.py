@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from polyscale.interfaces.parallelism import Part
+from polyscale.parameters.info import ParamInfo
 
 
 @dataclass(frozen=True)
@@ -70,4 +71,25 @@ def as_dtensor(local: torch.Tensor, like: Any) -> Any:
 
     return DTensor.from_local(
         local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def describe(entry: FoundParameter, held: torch.Tensor, *, world_size: int) -> ParamInfo:
+    """Return what core keeps about a parameter.
+
+    Args:
+        entry: the parameter before data parallelism.
+        held: what the data-parallel plugin made of it; its placements tell how many ranks hold each element.
+        world_size: number of ranks.
+    """
+    mesh, placements = mesh_of(entry.parameter)
+    return ParamInfo(
+        fqn=entry.fqn,
+        shape=tuple(entry.parameter.shape),
+        dtype=held.dtype,
+        requires_grad=entry.parameter.requires_grad,
+        mesh=mesh,
+        placements=placements,
+        multiplicity=world_size // shards(*mesh_of(held)),
+        tied_to=entry.tied_to,
     )

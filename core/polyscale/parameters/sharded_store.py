@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,15 +20,16 @@ from torch import nn
 from polyscale.errors import PolyscaleError, nearest
 from polyscale.interfaces.checkpoint import Box
 from polyscale.interfaces.optimizer import Granularity
-from polyscale.interfaces.parallelism import Part
+from polyscale.interfaces.parallelism import ParallelContext, Part
 from polyscale.parameters.info import ParamInfo
 
 
 class ShardedStore(ABC):
     """Base class of parameter stores. See ``polyscale.parameters.store.ParameterStore`` for the contract."""
 
-    def __init__(self, parts: list[Part], infos: dict[str, ParamInfo]) -> None:
-        self.infos = infos
+    def __init__(self, parts: list[Part], infos: dict[str, ParamInfo], context: ParallelContext) -> None:
+        self.infos: Mapping[str, ParamInfo] = infos
+        self._topology, self._communication = context.topology, context.communication
         self._canonical = {name: info.fqn for info in infos.values() for name in info.names}
         self._places = _places(parts)
         self._optimizer: torch.optim.Optimizer | None = None
@@ -55,10 +56,6 @@ class ShardedStore(ABC):
     @abstractmethod
     def written(self, names: Iterable[str] | None = None) -> None:
         """See the Protocol."""
-
-    @abstractmethod
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        """Overwrite ``tensor`` (whole, on the device) with rank 0's. Collective."""
 
     # What follows from it.
 
@@ -169,7 +166,8 @@ class ShardedStore(ABC):
 
     def _keep(self, whole: dict[str, nn.Parameter]) -> None:
         for fqn, parameter in whole.items():
-            self.broadcast(parameter.data)
+            if self._topology.world_size > 1:
+                self._communication.broadcast(parameter.data, 0).wait_host()
             self.set_full(fqn, parameter.data)
 
     def _refuse_writes(self, whole: dict[str, nn.Parameter], before: dict[str, bytes]) -> None:

@@ -74,9 +74,13 @@ def cast_whole_model(parts: list[Part], compute: torch.dtype | None, pinned: fro
     handles = [part.module.register_forward_pre_hook(_cast_inputs(lambda: compute), with_kwargs=True) for part in parts]
     for module in pinned_modules(parts, pinned):
         first = next(p for p in module._parameters.values() if p is not None)
-        handles.append(module.register_forward_pre_hook(_cast_inputs(lambda p=first: p.dtype), with_kwargs=True))
+        handles.append(module.register_forward_pre_hook(_cast_inputs(_dtype_of(first)), with_kwargs=True))
         handles.append(module.register_forward_hook(lambda _m, _i, output: cast_floating(output, compute)))
     return handles
+
+
+def _dtype_of(parameter: torch.Tensor) -> Callable[[], torch.dtype]:
+    return lambda: parameter.dtype
 
 
 def _cast_inputs(dtype: Callable[[], torch.dtype]) -> Any:

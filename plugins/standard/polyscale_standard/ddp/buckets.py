@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from polyscale._torch import hook_after_accumulation
 from polyscale.interfaces.communication import Communication, Work
 from polyscale.interfaces.parallelism import ParallelContext
 from polyscale.parameters.inspect import as_dtensor
@@ -29,7 +30,7 @@ class Bucket:
         sizes = [local_tensor(parameter).numel() for _, parameter in members]
         self.flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
         shapes = [local_tensor(parameter).shape for _, parameter in members]
-        parts = self.flat.split(sizes) if members else ()
+        parts = torch.split(self.flat, sizes) if members else ()
         self.views = {name: part.view(shape) for (name, _), part, shape in zip(members, parts, shapes, strict=True)}
         self.missing = set(self.views)
         self.work: Work | None = None
@@ -76,7 +77,7 @@ class BucketedGradients:
         self._used: set[str] = set()
         self._next = 0
         self._reducing = False
-        self._handles = [computed[name].register_post_accumulate_grad_hook(self._make_hook(name)) for name in trained]
+        self._handles = [hook_after_accumulation(computed[name], self._make_hook(name)) for name in trained]
 
     def before_backward(self, *, last: bool, hold: bool) -> None:
         """See the Protocol: communicate in the last micro-step only."""

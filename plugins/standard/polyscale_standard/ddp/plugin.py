@@ -10,8 +10,7 @@ from torch import nn
 from polyscale.errors import ConfigError
 from polyscale.hooks import PluginContext, hookimpl
 from polyscale.interfaces.parallelism import DataParallelApplied, ParallelContext, Part
-from polyscale.parameters.info import ParamInfo
-from polyscale.parameters.inspect import FoundParameter, find_parameters, master_dtype, mesh_of, shards
+from polyscale.parameters.inspect import FoundParameter, describe, find_parameters, master_dtype
 from polyscale.parameters.sharded_store import local_tensor
 from polyscale.parameters.start import fill_whole
 from polyscale_standard.casting import cast_whole_model, pinned_names
@@ -52,7 +51,8 @@ class Ddp:
         computed = {entry.fqn: entry.parameter for entry in found}
         masters = {entry.fqn: _make_master(entry, context, pinned) for entry in found}
         handles = cast_whole_model(parts, context.precision.parameter, pinned)
-        infos = {entry.fqn: _info(entry, masters[entry.fqn], context) for entry in found}
+        world = context.topology.world_size
+        infos = {entry.fqn: describe(entry, masters[entry.fqn], world_size=world) for entry in found}
         elements = {fqn: _element(master) for fqn, master in masters.items()}
         gradients = BucketedGradients(computed, masters, elements, context, self.bucket_bytes)
         store = ReplicatedStore(parts, infos, masters, elements, computed, context)
@@ -90,20 +90,6 @@ def _make_master(entry: FoundParameter, context: ParallelContext, pinned: frozen
     master = nn.Parameter(parameter.detach().to(dtype, copy=True), requires_grad=parameter.requires_grad)
     parameter.data = parameter.data.to(compute)
     return master
-
-
-def _info(entry: FoundParameter, master: nn.Parameter, context: ParallelContext) -> ParamInfo:
-    mesh, placements = mesh_of(master)
-    return ParamInfo(
-        fqn=entry.fqn,
-        shape=tuple(master.shape),
-        dtype=master.dtype,
-        requires_grad=entry.parameter.requires_grad,
-        mesh=mesh,
-        placements=placements,
-        multiplicity=context.topology.world_size // shards(mesh, placements),
-        tied_to=entry.tied_to,
-    )
 
 
 def _bucket_mib(options: Mapping[str, Any]) -> float:

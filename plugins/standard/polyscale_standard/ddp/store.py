@@ -28,11 +28,10 @@ class ReplicatedStore(ShardedStore):
         computed: dict[str, nn.Parameter],
         context: ParallelContext,
     ) -> None:
-        super().__init__(parts, infos)
+        super().__init__(parts, infos, context)
         self._masters = masters
         self._elements = elements
         self._computed = computed
-        self._topology, self._communication = context.topology, context.communication
 
     def optimizer_parameter(self, fqn: str, granularity: Granularity) -> nn.Parameter:
         """See the Protocol: the master; its local part where it is a DTensor and elements are asked for."""
@@ -61,8 +60,3 @@ class ReplicatedStore(ShardedStore):
         for fqn in self._masters if names is None else map(self.canonical, names):
             if self._computed[fqn] is not self._masters[fqn]:
                 self._computed[fqn].data.copy_(self._masters[fqn].data)
-
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        """See the base class."""
-        if self._topology.world_size > 1:
-            self._communication.broadcast(tensor, 0).wait_host()

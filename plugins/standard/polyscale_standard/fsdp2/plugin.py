@@ -16,8 +16,7 @@ from torch import nn
 from polyscale.errors import ConfigError, UnsupportedError, nearest
 from polyscale.hooks import PluginContext, hookimpl
 from polyscale.interfaces.parallelism import DataParallelApplied, ParallelContext, Part
-from polyscale.parameters.info import ParamInfo
-from polyscale.parameters.inspect import FoundParameter, find_parameters, master_dtype, mesh_of, shards
+from polyscale.parameters.inspect import FoundParameter, describe, find_parameters, master_dtype, mesh_of
 from polyscale.parameters.start import fill_buffers, fill_whole, start_value
 from polyscale_standard.casting import pinned_modules, pinned_names
 from polyscale_standard.fsdp2.gradients import ShardedGradients
@@ -69,7 +68,8 @@ class Fsdp2:
         if on_meta:
             _fill_shards(parts, context)
         sharded = {entry.fqn: entry.parameter for entry in find_parameters(parts)}
-        infos = {entry.fqn: _info(entry, sharded[entry.fqn], context) for entry in lifted}
+        world = context.topology.world_size
+        infos = {entry.fqn: describe(entry, sharded[entry.fqn], world_size=world) for entry in lifted}
         store = DTensorStore(parts, infos, sharded, context)
         gradients = ShardedGradients(parts, store, context)
         guards = refuse_lost_gradients(parts)
@@ -222,7 +222,7 @@ def _fill_shards(parts: list[Part], context: ParallelContext) -> None:
                 if (id(module), key) in buffers:
                     module._buffers[key] = buffers[id(module), key]
                 elif module._buffers[key] is not None:
-                    module._buffers[key] = module._buffers[key].to("meta")  # type: ignore[union-attr]
+                    module._buffers[key] = module._buffers[key].to("meta")
             fill_buffers(module, ".".join(filter(None, (part.prefix, name))), context)
     for entry in find_parameters(parts):
         parameter = entry.parameter
@@ -236,21 +236,6 @@ def _fill_shards(parts: list[Part], context: ParallelContext) -> None:
             if placement.is_shard():
                 region = region.chunk(placement.dim, mesh.get_coordinate()[axis], mesh.size(axis))
         parameter.to_local().copy_(region.cut(value))
-
-
-def _info(entry: FoundParameter, sharded: nn.Parameter, context: ParallelContext) -> ParamInfo:
-    model_mesh, model_placements = mesh_of(entry.parameter)
-    mesh, placements = mesh_of(sharded)
-    return ParamInfo(
-        fqn=entry.fqn,
-        shape=tuple(entry.parameter.shape),
-        dtype=sharded.dtype,
-        requires_grad=entry.parameter.requires_grad,
-        mesh=model_mesh,
-        placements=model_placements,
-        multiplicity=context.topology.world_size // shards(mesh, placements),
-        tied_to=entry.tied_to,
-    )
 
 
 def _unit_classes(options: Mapping[str, Any]) -> tuple[str, ...] | None:

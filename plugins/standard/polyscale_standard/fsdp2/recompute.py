@@ -27,8 +27,8 @@ def refuse_lost_gradients(parts: list[Part]) -> list[Any]:
         guard = _Guard()
         handles.append(part.module.register_forward_pre_hook(guard.begin, prepend=True))
         for name, module in part.module.named_modules():
-            if isinstance(module, FSDPModule) and module is not part.module:
-                handles.append(module.register_forward_pre_hook(guard.make_check(name), prepend=True))
+            if name and isinstance(module, FSDPModule):
+                handles.append(module.register_forward_pre_hook(guard.make_check(name), prepend=True))  # type: ignore[attr-defined]
     return handles
 
 

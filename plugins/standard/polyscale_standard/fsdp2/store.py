@@ -27,10 +27,9 @@ class DTensorStore(ShardedStore):
     def __init__(
         self, parts: list[Part], infos: dict[str, ParamInfo], sharded: dict[str, nn.Parameter], context: ParallelContext
     ) -> None:
-        super().__init__(parts, infos)
+        super().__init__(parts, infos, context)
         self._parts = parts
         self.sharded = sharded
-        self._topology, self._communication = context.topology, context.communication
         self._elements = {
             fqn: nn.Parameter(local_tensor(parameter.data), requires_grad=parameter.requires_grad)
             if self.is_sharded(fqn)
@@ -81,11 +80,6 @@ class DTensorStore(ShardedStore):
         parameters behind (stages 1 and 2 keep them), which would now be stale."""
         for part in self._parts:
             _torch.fsdp_reshard(part.module)
-
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        """See the base class."""
-        if self._topology.world_size > 1:
-            self._communication.broadcast(tensor, 0).wait_host()
 
     def _region(self, fqn: str) -> Region:
         region = model_parallel_region(self.infos[fqn])

@@ -1,0 +1,52 @@
+"""Ranks agree on configuration and model before their first collective, through the store.
+
+A difference is an error on every rank that names both values; it can never become a hang or a mismatch of sizes.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from polyscale.config import Config
+from polyscale.config.compare import differences
+from polyscale.control.agreement import Control
+from polyscale.errors import RankError
+from polyscale.parameters.fingerprint import Fingerprint, fingerprint, first_difference
+
+
+def agree(control: Control, config: Config, model: nn.Module) -> None:
+    """Check that all ranks were started with one configuration and one model.
+
+    Raises:
+        RankError: on every rank, with the first key or parameter that differs.
+    """
+    if control.world_size == 1:
+        return
+    _agree_on_configuration(control, config)
+    own = fingerprint(model)
+    if len(set(control.share("model", own.digest, what="model fingerprint"))) == 1:
+        return
+    found = [Fingerprint.from_json(text) for text in control.share("model-detail", own.to_json(), what="model")]
+    other = next(rank for rank, entry in enumerate(found) if entry.digest != found[0].digest)
+    raise RankError(
+        f"Ranks were started with different models: rank 0 and rank {other} differ",
+        why=first_difference(found[0], found[other]) or "their digests differ",
+        fix="Build the same model on every rank",
+    )
+
+
+def _agree_on_configuration(control: Control, config: Config) -> None:
+    """Compare what must be equal on all ranks; keys that only print may differ."""
+    if len(set(control.share("configuration", config.digest(), what="configuration"))) == 1:
+        return
+    found = control.share("configuration-detail", config.as_dict(), what="configuration")
+    for rank, other in enumerate(found):
+        differing = differences(found[0], other)
+        if differing:
+            path, one, two = differing[0]
+            more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+            raise RankError(
+                f"Ranks were started with different configurations: {path}{more}",
+                why=f"rank 0 has {one!r}, rank {rank} has {two!r}",
+                fix="Give every rank the same configuration",
+            )
