@@ -8,7 +8,6 @@ from concurrent.futures import Executor, Future
 from concurrent.futures import wait as wait_for
 
 from polyscale.errors import PolyscaleError
-
 from polyscale_standard.io.memory import Region
 from polyscale_standard.io.transfer import Direction, OpenFile
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from polyscale.errors import ConfigError, nearest
 from polyscale.hooks import PluginContext, hookimpl
-
 from polyscale_standard.io.threads import CHUNK_BYTES, THREADS, ThreadsIO
 
 

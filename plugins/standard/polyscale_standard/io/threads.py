@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from polyscale.errors import PolyscaleError
 from polyscale.interfaces.io import IOWork, Path
-
 from polyscale_standard.io.memory import Region, region
 from polyscale_standard.io.operation import Operation
 from polyscale_standard.io.transfer import Direction

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from polyscale.errors import UnsupportedError
 from polyscale.hooks import PluginContext, hookimpl
 from polyscale.interfaces.optimizer import Granularity, OptimizerGroup
-
 from polyscale_standard.optimizers import hyper
 from polyscale_standard.optimizers.torch_groups import torch_groups
 
 if TYPE_CHECKING:
     import torch
+
     from polyscale.parameters.store import ParameterStore
 
 DEFAULT_MUON_LR = 0.02

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from polyscale._torch import foreach
 from torch.optim.adamw import adamw
+
+from polyscale._torch import foreach
 
 if TYPE_CHECKING:
     from polyscale.parameters.store import ParameterStore

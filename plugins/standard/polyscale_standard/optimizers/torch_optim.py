@@ -13,12 +13,12 @@ from polyscale.errors import ConfigError, nearest
 from polyscale.hooks import PluginContext, hookimpl
 from polyscale.interfaces.optimizer import Granularity, OptimizerGroup
 from polyscale.optimizers import granularity_of
-
 from polyscale_standard.optimizers.hyper import refuse_unknown
 from polyscale_standard.optimizers.torch_groups import make, torch_groups
 
 if TYPE_CHECKING:
     import torch
+
     from polyscale.parameters.store import ParameterStore
 
 

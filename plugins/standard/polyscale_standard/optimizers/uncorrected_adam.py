@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
 from polyscale._torch import foreach
 
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from polyscale.errors import ConfigError, nearest
 from polyscale.hooks import PluginContext, hookimpl
 from polyscale.interfaces.precision import PrecisionPolicy
-
 from polyscale_standard.precision.scaler import DynamicLossScaler, StaticLossScaler
 
 if TYPE_CHECKING:
     import torch
+
     from polyscale.interfaces.precision import LossScaler
 
 MAX_SKIPS_AT_FLOOR = 20
