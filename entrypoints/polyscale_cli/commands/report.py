@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 
 from polyscale_cli.boundary import OK
+from polyscale_cli.commands.logs import logs_dropped
 from polyscale_cli.commands.report_options import ReportOptions
 from polyscale_cli.report.model import Report
 
@@ -20,11 +20,11 @@ def run_report(options: ReportOptions) -> int:
 
         sys.stdout.writelines(f"{line}\n" for line in listing(options.kind))
         return OK
-    logging.getLogger("polyscale").addHandler(logging.NullHandler())  # the rows say it all
     from polyscale_cli.report.collect import collect
 
     for_people = not options.json and not options.require
-    report = collect(options.kinds, system=for_people and options.kind is None)
+    with logs_dropped():  # the rows say it all
+        report = collect(options.kinds, system=for_people and options.kind is None)
     if options.json:
         from polyscale_cli.report.as_json import as_json
 

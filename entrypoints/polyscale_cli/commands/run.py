@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Sequence
 from importlib.machinery import PathFinder
@@ -12,6 +11,7 @@ from pathlib import Path
 from polyscale.discovery import load, select_accelerator
 from polyscale.errors import PolyscaleError
 from polyscale.interfaces.launcher import LaunchRequest
+from polyscale_cli.commands.logs import logs_to_stderr
 
 _LAUNCHER = "local"
 
@@ -35,7 +35,6 @@ def run_ranks(
         log_dir: folder for one file per rank and stream.
         dry_run: print the command lines instead.
     """
-    _log_to_stderr()
     launcher = load("launcher", _LAUNCHER)
     if not launcher.is_available():
         raise PolyscaleError(f"Launcher {_LAUNCHER!r}", why=launcher.why_unavailable())
@@ -50,7 +49,8 @@ def run_ranks(
     if dry_run:
         sys.stdout.writelines(f"{line}\n" for line in plan)
         return 0
-    code: int = launcher.run(request)
+    with logs_to_stderr():
+        code: int = launcher.run(request)
     return code
 
 
@@ -73,11 +73,3 @@ def check_module(name: str) -> None:
 def default_nproc() -> int:
     """Number of devices of the accelerator that would be chosen; 1 on cpu."""
     return max(1, select_accelerator().device_count())
-
-
-def _log_to_stderr() -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    logger = logging.getLogger("polyscale")
-    logger.addHandler(handler)
-    logger.propagate = False
