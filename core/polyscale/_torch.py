@@ -42,14 +42,6 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def has_collective(group: ProcessGroup | None, device: torch.device) -> bool:
-    """Whether ``group`` has a backend for tensors of ``device``."""
-    import torch.distributed as dist
-
-    target = group if group is not None else dist.group.WORLD
-    return target is not None and device in target._device_types
-
-
 def all_gather(output: torch.Tensor, input: torch.Tensor, group: ProcessGroup | None, *, async_op: bool) -> Any:
     """``all_gather_single``, which was called ``all_gather_into_tensor`` before torch 2.13."""
     import torch.distributed as dist
@@ -139,8 +131,16 @@ def fsdp_reduce_held(module: nn.Module) -> None:
     for unit in units:
         unit.finalize_backward()
         unit._training_state = type(unit._training_state).IDLE
-        unit.comm_ctx.reduce_scatter_states.clear()
+        _release_reductions(unit)
     fsdp_reshard(module)
+
+
+def _release_reductions(unit: Any) -> None:
+    """Let go of the buffers of finished reductions: a list since torch 2.13, one state before."""
+    if hasattr(unit.comm_ctx, "reduce_scatter_states"):
+        unit.comm_ctx.reduce_scatter_states.clear()
+    else:
+        unit.comm_ctx.reduce_scatter_state = None
 
 
 def fsdp_reset_after_error(module: nn.Module) -> None:
@@ -157,7 +157,7 @@ def fsdp_reset_after_error(module: nn.Module) -> None:
         if hasattr(unit, "comm_ctx"):
             unit.finalize_backward()
             unit.comm_ctx.post_forward_order.clear()
-            getattr(unit.comm_ctx, "reduce_scatter_states", []).clear()
+            _release_reductions(unit)
     fsdp_reshard(module)
 
 

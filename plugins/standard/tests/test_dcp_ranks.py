@@ -171,11 +171,11 @@ def lose_the_memory(tensors):
 @pytest.mark.parametrize(
     ("break_rank_1", "message"),
     [
-        (limit_file_size, "{path} cannot be written. rank 1: File too large. Raise the limit"),
-        (own_what_rank_0_owns, "Tensor 'same' of shape [] cannot be written. ranks 0 and 1 both own"),
+        (limit_file_size, "{path} cannot be written: rank 1: File too large. Raise the limit"),
+        (own_what_rank_0_owns, "Tensor 'same' of shape [] cannot be written: ranks 0 and 1 both own"),
         (forget_the_boxes, "hold 23 of 35 elements"),
         (change_the_shape, "Tensor 'same' is [1] torch.float32 on rank 1"),
-        (lose_the_memory, "rank 1: Box at (2, 2) of shape [1, 12]. it does not lie in tensor 'cut'"),
+        (lose_the_memory, "rank 1: Box at (2, 2) of shape [1, 12]: it does not lie in tensor 'cut'"),
     ],
 )
 def test_a_failure_of_one_rank_is_the_error_of_all(tmp_path, break_rank_1, message):
