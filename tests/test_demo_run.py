@@ -38,12 +38,12 @@ def tool(name):
     return module
 
 
-def demo(*arguments, **environ):
+def demo(*arguments, timeout=240, **environ):
     return subprocess.run(
         [sys.executable, str(TOOLS / "demo.py"), *arguments],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=timeout,
         env={**os.environ, "DEMO_ACCELERATOR": "cpu", **environ},
         check=False,
     )
@@ -117,7 +117,7 @@ def test_interrupt_ends_the_ranks_and_exits_with_130(tmp_path):
 
 @pytest.mark.long
 def test_three_hundred_updates_get_below_the_bigram(tmp_path):
-    done = demo("--steps", "300", "--goal", "bigram", "--out", str(tmp_path))
+    done = demo("--steps", "300", "--goal", "bigram", "--out", str(tmp_path), timeout=900)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["val_loss_last"] < result["bigram_loss"]
