@@ -190,6 +190,13 @@ def third_party(tmp_path_factory):
     return folder
 
 
+def pip_install(python, dist, *names):
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-index"]
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("PIP_")}
+    environ |= {"PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore"}
+    subprocess.run([*command, "--find-links", str(dist), *names], check=True, timeout=120, env=environ)
+
+
 def clean_environment(folder, third_party, dist, *names):
     """Install ``names`` from ``dist`` alone; returns the interpreter and what was installed."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=60)
@@ -201,10 +208,7 @@ def clean_environment(folder, third_party, dist, *names):
         ).stdout.strip()
     )  # fmt: skip
     (packages / "third_party.pth").write_text(f"{third_party}\n")
-    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-index"]
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("PIP_")}
-    environ |= {"PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore"}
-    subprocess.run([*command, "--find-links", str(dist), *names], check=True, timeout=120, env=environ)
+    pip_install(python, dist, *names)
     return python, {path.name.split("-")[0] for path in packages.glob("polyscale*.dist-info")}
 
 
@@ -229,6 +233,13 @@ def test_core_and_the_cpu_backend_train(dist, third_party, tmp_path):
     assert train(python, tmp_path, "cpu", "auto") == ["trained on cpu", "trained on auto"]
     for command in ("scale", "scale-report", "polyscale"):
         assert (python.parent / command).exists()
+    # A backend that is not there: the line in the error installs it.
+    (refusal,) = train(python, tmp_path, "cuda")
+    assert refusal.startswith("PluginError No accelerator 'cuda'")
+    (line,) = re.findall(r"pip install [\w-]+", refusal)
+    pip_install(python, dist, line.split()[-1])
+    (refusal,) = train(python, tmp_path, "cuda")
+    assert "No accelerator" not in refusal and "cuda" in refusal
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
