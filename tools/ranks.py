@@ -57,16 +57,19 @@ def run(
         )
         assert process.stdout is not None
         assert process.stderr is not None
-        relay = threading.Thread(target=_relay, args=(process.stderr, file, on_error), daemon=True)
+        quiet = threading.Event()
+        relay = threading.Thread(target=_relay, args=(process.stderr, file, on_error, quiet), daemon=True)
         relay.start()
         try:
             for line in process.stdout:
                 _take(line, file, on_record)
             code = process.wait()
-            relay.join(timeout=GRACE_S)
         except BaseException:
+            quiet.set()  # where the ranks were when they were interrupted is in the log
             _end(process)
             raise
+        finally:
+            relay.join(timeout=GRACE_S)
     if code:
         raise RunFailed(code)
 
@@ -79,18 +82,21 @@ def _take(line: str, log: IO[str], on_record: Callable[[Record], None]) -> None:
             on_record(json.loads(text))
 
 
-def _relay(stream: IO[str], log: IO[str], on_error: Callable[[str], None]) -> None:
+def _relay(stream: IO[str], log: IO[str], on_error: Callable[[str], None], quiet: threading.Event) -> None:
     for line in stream:
         with contextlib.suppress(ValueError, OSError):  # the log is closed or full: people still see the line
             log.write(line)
-        on_error(line.rstrip("\n"))
+        if not quiet.is_set():
+            on_error(line.rstrip("\n"))
 
 
 def _end(process: subprocess.Popen[str]) -> None:
     """Ask the launcher to end its ranks, which it does within seconds; kill it where it does not."""
     process.send_signal(signal.SIGINT)
+    if process.stdout is not None:
+        process.stdout.close()
     try:
-        process.communicate(timeout=GRACE_S)
-    except (subprocess.TimeoutExpired, ValueError):
+        process.wait(timeout=GRACE_S)
+    except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
