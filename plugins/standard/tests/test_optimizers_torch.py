@@ -275,3 +275,28 @@ def test_a_rank_whose_tensors_are_all_empty_still_steps():
         params = {"w": torch.nn.Parameter(torch.empty(0))}
         train(built(factory_of(plugin), params, {}), params)
         factory_of(plugin).build([], factory_of(plugin).check({}), None).step()
+
+
+@pytest.mark.parametrize("late_in", [1, 2])
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [{"dampening": 0.0}, {"dampening": 0.4}, {"nesterov": True}],
+    ids=["undamped", "dampened", "nesterov"],
+)
+def test_a_first_gradient_that_comes_late_starts_a_momentum(settings, maximize, late_in):
+    full = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.2, "maximize": maximize, **settings}
+    params, expected = parameters(), parameters()
+    fused = built(factory_of(optimizers.SgdPlugin), params, full)
+    assert fused.param_groups[0]["fused"] is True
+    reference = torch.optim.SGD(expected.values(), foreach=False, **full)
+    for step in range(late_in + 3):
+        grads = {name: torch.full(shape, step + 1.0, dtype=torch.float64) for name, shape in SHAPES.items()}
+        if step < late_in:
+            del grads["matrix"]
+        for optimizer, weights in ((fused, params), (reference, expected)):
+            for name, param in weights.items():
+                param.grad = grads[name].clone() if name in grads else None
+            optimizer.step()
+        for name in SHAPES:
+            torch.testing.assert_close(params[name], expected[name], rtol=1e-13, atol=1e-14)

@@ -11,13 +11,13 @@ that of Liu et al. 2025, "Muon is Scalable for LLM Training", section 2.2.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.adamw import adamw
 
 from polyscale._torch import foreach
+from polyscale_standard.optimizers.step_loop import StepLoop
 
 if TYPE_CHECKING:
     from polyscale.parameters.store import ParameterStore
@@ -49,8 +49,8 @@ def update_scale(shape: torch.Size, rule: str) -> float:
     return math.sqrt(max(1.0, rows / columns))
 
 
-class Muon(torch.optim.Optimizer):
-    """Groups with ``algorithm`` "muon" are orthogonalised, those with "adamw" are not.
+class Muon(StepLoop):
+    """Groups with ``algorithm`` "muon" are orthogonalised, those with "adamw" are not. A step is collective.
 
     State: ``momentum_buffer`` for Muon's parameters; ``step`` (0-dimensional fp32), ``exp_avg`` and ``exp_avg_sq`` for
     AdamW's. All but ``step`` are shaped like the local parameter.
@@ -63,29 +63,21 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"algorithm": "adamw", "lr": 0.0})
         self._store = store
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Do one update of every parameter that has a gradient. Collective."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            names = group.get("param_names", [])
-            live = [(name, p) for name, p in zip(names, group["params"], strict=True) if p.grad is not None]
-            if live and group["algorithm"] == "muon":
-                self._muon(group, live)
-            elif live:
-                self._adamw(group, [param for _, param in live])
-        return loss
+    def update(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
+        """See :class:`~polyscale_standard.optimizers.step_loop.StepLoop`."""
+        if group["algorithm"] == "muon":
+            self._muon(group, params)
+        else:
+            self._adamw(group, params)
 
-    def _muon(self, group: dict[str, Any], live: list[tuple[str, torch.Tensor]]) -> None:
-        grads: list[Any] = [param.grad for _, param in live]
-        momenta = [self._state(param, "momentum_buffer") for _, param in live]
+    def _muon(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
+        names = dict(zip(group["params"], group["param_names"], strict=True))
+        grads: list[Any] = [param.grad for param in params]
+        momenta = self.buffers(params, "momentum_buffer")
         foreach("lerp_")(momenta, grads, 1 - group["momentum"])
-        for (name, param), grad, momentum in zip(live, grads, momenta, strict=True):
+        for param, grad, momentum in zip(params, grads, momenta, strict=True):
             update = grad.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
-            self._apply(group, name, param, update)
+            self._apply(group, names[param], param, update)
 
     def _apply(self, group: dict[str, Any], name: str, param: torch.Tensor, update: torch.Tensor) -> None:
         full = self._store.assemble(name, update)
@@ -104,8 +96,8 @@ class Muon(torch.optim.Optimizer):
         adamw(
             params,
             grads,
-            [self._state(param, "exp_avg") for param in params],
-            [self._state(param, "exp_avg_sq") for param in params],
+            self.buffers(params, "exp_avg"),
+            self.buffers(params, "exp_avg_sq"),
             [],
             [self._step_of(param) for param in params],
             foreach=True,
@@ -117,13 +109,6 @@ class Muon(torch.optim.Optimizer):
             eps=group["eps"],
             maximize=False,
         )
-
-    def _state(self, param: torch.Tensor, name: str) -> torch.Tensor:
-        state = self.state[param]
-        if name not in state:
-            state[name] = torch.zeros_like(param)
-        tensor: torch.Tensor = state[name]
-        return tensor
 
     def _step_of(self, param: torch.Tensor) -> torch.Tensor:
         state = self.state[param]

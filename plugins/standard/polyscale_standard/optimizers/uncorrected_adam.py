@@ -5,15 +5,15 @@ Kingma and Ba 2015, "Adam", Algorithm 1 without its lines for the corrected mome
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from polyscale._torch import foreach
+from polyscale_standard.optimizers.step_loop import StepLoop
 
 
-class UncorrectedAdam(torch.optim.Optimizer):
+class UncorrectedAdam(StepLoop):
     """Updates every element by itself; moments ``exp_avg`` and ``exp_avg_sq`` are shaped like the parameter."""
 
     granularity = "element"
@@ -22,23 +22,11 @@ class UncorrectedAdam(torch.optim.Optimizer):
         """``defaults``: lr, betas, eps, weight_decay, maximize; ``decoupled``: weight decay acts on the parameter."""
         super().__init__(params, defaults | {"decoupled": decoupled})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Do one update of every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            params = [param for param in group["params"] if param.grad is not None]
-            if params:
-                self._update(group, params)
-        return loss
-
-    def _update(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
+    def update(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
+        """See :class:`~polyscale_standard.optimizers.step_loop.StepLoop`."""
         grads: list[Any] = [param.grad for param in params]
-        first = [self._moment(param, "exp_avg") for param in params]
-        second = [self._moment(param, "exp_avg_sq") for param in params]
+        first = self.buffers(params, "exp_avg")
+        second = self.buffers(params, "exp_avg_sq")
         beta1, beta2 = group["betas"]
         if group["maximize"]:
             grads = foreach("neg")(grads)
@@ -53,10 +41,3 @@ class UncorrectedAdam(torch.optim.Optimizer):
         denominator = foreach("sqrt")(second)
         foreach("add_")(denominator, group["eps"])
         foreach("addcdiv_")(params, first, denominator, -group["lr"])
-
-    def _moment(self, param: torch.Tensor, name: str) -> torch.Tensor:
-        state = self.state[param]
-        if name not in state:
-            state[name] = torch.zeros_like(param)
-        moment: torch.Tensor = state[name]
-        return moment
