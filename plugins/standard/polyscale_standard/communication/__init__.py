@@ -1,0 +1,5 @@
+"""Collectives over c10d: gloo, nccl, xccl, hccl, mpi; a backend is available when this torch has it."""
+
+from polyscale_standard.communication.plugins import GlooPlugin, HcclPlugin, MpiPlugin, NcclPlugin, XcclPlugin
+
+__all__ = ["GlooPlugin", "HcclPlugin", "MpiPlugin", "NcclPlugin", "XcclPlugin"]
