@@ -7,34 +7,19 @@ has its own seed, so random augmentation is the same at any number of workers, a
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader
 
+from polyscale.data.checks import DataParallelPlace, length_of, place_of, unknown_option, whole
 from polyscale.data.order import Order, stable_hash
-from polyscale.errors import PolyscaleError, nearest
+from polyscale.data.seeded import Seeded
+from polyscale.errors import PolyscaleError
 
 _STATE = ("seed", "epoch", "position", "samples_seen", "length", "shuffle")
-_OPTIONS = (
-    "topology", "micro_batch_size", "seed", "shuffle", "collate_fn", "num_workers", "drop_last", "epochs", "pin_memory",
-)  # fmt: skip
-
-
-class DataParallelPlace(Protocol):
-    """What the loader asks of a topology: this rank's place among those that see different samples."""
-
-    @property
-    def dp_rank(self) -> int:
-        """This rank's number."""
-
-    @property
-    def dp_size(self) -> int:
-        """How many there are."""
 
 
 def loader(
@@ -75,14 +60,14 @@ def loader(
         PolyscaleError: a dataset that cannot be indexed or is too small, or an option that is unknown or out of range.
     """
     if unknown:
-        raise _unknown(next(iter(unknown)))
-    length = _length(dataset)
-    rank, ranks = _place(topology)
+        raise unknown_option(next(iter(unknown)))
+    length = length_of(dataset)
+    rank, ranks = place_of(topology)
     order = Order(
         length=length,
-        seed=_whole("seed", seed, None),
+        seed=whole("seed", seed, None),
         shuffle=bool(shuffle),
-        micro_batch=_whole("micro_batch_size", 1 if micro_batch_size is None else micro_batch_size, 1),
+        micro_batch=whole("micro_batch_size", 1 if micro_batch_size is None else micro_batch_size, 1),
         ranks=ranks,
         drop_last=bool(drop_last),
     )
@@ -96,11 +81,18 @@ def loader(
         dataset,
         order,
         rank=rank,
-        epochs=None if epochs is None else _whole("epochs", epochs, 1),
-        collate_fn=collate_fn,
-        num_workers=_whole("num_workers", num_workers, 0),
-        pin_memory=bool(pin_memory),
+        epochs=None if epochs is None else whole("epochs", epochs, 1),
+        fetching=Fetching(collate_fn, whole("num_workers", num_workers, 0), bool(pin_memory)),
     )
+
+
+@dataclass(frozen=True)
+class Fetching:
+    """How samples become batches; see :func:`loader`."""
+
+    collate_fn: Callable[[list[Any]], Any] | None
+    num_workers: int
+    pin_memory: bool
 
 
 class Loader:
@@ -120,9 +112,7 @@ class Loader:
         *,
         rank: int = 0,
         epochs: int | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        num_workers: int = 0,
-        pin_memory: bool = False,
+        fetching: Fetching,
     ) -> None:
         self.dataset = dataset
         self.epoch = 0
@@ -131,9 +121,7 @@ class Loader:
         self._order = order
         self._rank = rank
         self._epochs = epochs
-        self._collate_fn = collate_fn
-        self._num_workers = num_workers
-        self._pin_memory = pin_memory
+        self._fetching = fetching
         self._stream = object()
 
     @property
@@ -179,12 +167,12 @@ class Loader:
                 why="the order of samples depends on their number",
                 fix="Resume with the same dataset, or leave the loader's state out and start at its beginning",
             )
-        epoch, position, seen = (_whole(key, state[key], 0) for key in ("epoch", "position", "samples_seen"))
+        epoch, position, seen = (whole(key, state[key], 0) for key in ("epoch", "position", "samples_seen"))
         if position > self._order.length:
             raise PolyscaleError(
                 f"A loader state at position {position}", why="it is beyond the end", fix="Load another"
             )
-        self._order = replace(self._order, seed=_whole("seed", state["seed"], None), shuffle=bool(state["shuffle"]))
+        self._order = replace(self._order, seed=whole("seed", state["seed"], None), shuffle=bool(state["shuffle"]))
         self.epoch, self.position, self.samples_seen = epoch, position, seen
         self._stream = object()
         self._turn_over()
@@ -206,11 +194,11 @@ class Loader:
         seed = stable_hash(self._order.seed, "sample", self.epoch)
         return iter(
             DataLoader(
-                _Seeded(self.dataset, seed),
+                Seeded(self.dataset, seed),
                 batch_sampler=batches,
-                num_workers=self._num_workers,
-                collate_fn=self._collate_fn,
-                pin_memory=self._pin_memory,
+                num_workers=self._fetching.num_workers,
+                collate_fn=self._fetching.collate_fn,
+                pin_memory=self._fetching.pin_memory,
                 generator=torch.Generator(),
             )
         )
@@ -226,81 +214,3 @@ class Loader:
         if self._order.rounds(self.position) == 0:
             self.epoch += 1
             self.position = 0
-
-
-class _Seeded(Dataset[Any]):
-    """A dataset whose samples, in a worker, are each fetched under their own seed."""
-
-    def __init__(self, dataset: Any, seed: int) -> None:
-        self._dataset = dataset
-        self._seed = seed
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        self._seed_worker(index)
-        return self._dataset[index]
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        many = getattr(self._dataset, "__getitems__", None)
-        if many is None:
-            return [self[index] for index in indices]
-        self._seed_worker(indices[0])
-        return list(many(indices))
-
-    def _seed_worker(self, index: int) -> None:
-        if get_worker_info() is not None:
-            seed = stable_hash(self._seed, index)
-            torch.default_generator.manual_seed(seed)
-            random.seed(seed)
-            numpy.random.seed(seed % 2**32)
-
-
-def _length(dataset: Any) -> int:
-    kind = type(dataset).__name__
-    if isinstance(dataset, (str, bytes, Mapping)):
-        raise PolyscaleError(
-            f"A dataset of type {kind}",
-            why="it is not indexed by sample number",
-            fix="Give a list of samples, or a torch.utils.data.Dataset (TensorDataset for columns of tensors)",
-        )
-    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise PolyscaleError(
-            f"A dataset of type {kind}",
-            why="it has no len() and [index], so its position cannot be restored at another number of ranks",
-            fix="Iterate it yourself, and give what has state_dict() and load_state_dict() to engine.track(name, it)",
-        )
-    length = len(dataset)
-    if length == 0:
-        raise PolyscaleError(f"A dataset of type {kind}", why="it is empty", fix="Give at least one sample")
-    return length
-
-
-def _place(topology: DataParallelPlace | None) -> tuple[int, int]:
-    if topology is None:
-        return 0, 1
-    rank, ranks = getattr(topology, "dp_rank", None), getattr(topology, "dp_size", None)
-    if not isinstance(rank, int) or not isinstance(ranks, int) or not 0 <= rank < ranks:
-        raise PolyscaleError(
-            f"topology = {topology!r}",
-            why="it has no dp_rank below dp_size",
-            fix="Pass engine.topology, or leave it out for a world of 1",
-        )
-    return rank, ranks
-
-
-def _whole(name: str, value: Any, least: int | None) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
-        valid = "a whole number" if least is None else f"a whole number from {least}"
-        raise PolyscaleError(f"{name} = {value!r}", why=f"it is not {valid}", fix=f"Give {valid}")
-    return value
-
-
-def _unknown(name: str) -> PolyscaleError:
-    other: dict[str, str] = {"batch_size": "micro_batch_size", "workers": "num_workers"}
-    close = other.get(name) or nearest(name, _OPTIONS)
-    why = "there is no such option" + (f"; the nearest is {close!r}" if close else "")
-    if name in ("sampler", "batch_sampler"):
-        why = "the order of samples is the loader's own, so that it can be resumed"
-    return PolyscaleError(f"loader({name}=...)", why=why, fix=f"Valid: {', '.join(_OPTIONS)}")
