@@ -11,6 +11,7 @@ Values are strict (``"3"`` is not a number, ``1`` is not a boolean), but ``5e8``
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, ClassVar
 
@@ -35,6 +36,23 @@ SAME = _Marker.SAME
 """DeepSpeed has the same default."""
 NEW = _Marker.NEW
 """DeepSpeed has no such key."""
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What a field says beside its default and text; it is kept in the field's ``json_schema_extra``.
+
+    Attributes:
+        status: what becomes of the key.
+        deepspeed: DeepSpeed's default, ``SAME`` or ``NEW``.
+        reason: why it changes nothing, or what works instead.
+        takes_auto: whether "auto" below it is its owner's business.
+    """
+
+    status: Status
+    deepspeed: Any
+    reason: str = ""
+    takes_auto: bool = False
 
 
 class Section(BaseModel):
@@ -78,34 +96,26 @@ def honoured(default: Any, text: str, *, deepspeed: Any = SAME, takes_auto: bool
         takes_auto: whether "auto" below it is its owner's business.
         constraints: of the value (``ge``, ``gt``, ``le``, ``lt``, ``min_length``).
     """
-    return _field(default, text, Status.HONOURED, "", deepspeed, constraints, takes_auto)
+    return _field(default, text, Marks(Status.HONOURED, deepspeed, takes_auto=takes_auto), constraints)
 
 
 def no_effect(default: Any, text: str, *, reason: str, deepspeed: Any = SAME, **constraints: Any) -> Any:
     """Declare a key that is harmless here; ``reason`` says why it changes nothing."""
-    return _field(default, text, Status.NO_EFFECT, reason, deepspeed, constraints)
+    return _field(default, text, Marks(Status.NO_EFFECT, deepspeed, reason), constraints)
 
 
 def needs_plugin(default: Any, text: str, *, nearest: str, deepspeed: Any = SAME, **constraints: Any) -> Any:
     """Declare a key that a plugin may honour; without one it is refused with ``nearest``, what works instead."""
-    return _field(default, text, Status.NEEDS_PLUGIN, nearest, deepspeed, constraints)
+    return _field(default, text, Marks(Status.NEEDS_PLUGIN, deepspeed, nearest), constraints)
 
 
 def not_built(default: Any, text: str, *, nearest: str, deepspeed: Any = SAME, **constraints: Any) -> Any:
     """Declare a key that is refused unless it has its default; ``nearest`` says what works instead."""
-    return _field(default, text, Status.NOT_BUILT, nearest, deepspeed, constraints)
+    return _field(default, text, Marks(Status.NOT_BUILT, deepspeed, nearest), constraints)
 
 
-def _field(
-    default: Any,
-    text: str,
-    status: Status,
-    reason: str,
-    deepspeed: Any,
-    constraints: dict[str, Any],
-    takes_auto: bool = False,
-) -> Any:
-    extra = {"status": status, "reason": reason, "deepspeed": deepspeed, "takes_auto": takes_auto}
+def _field(default: Any, text: str, marks: Marks, constraints: dict[str, Any]) -> Any:
+    extra: Any = dict(vars(marks))  # not asdict, which would copy the default
     if isinstance(default, type) and issubclass(default, Section):
         return Field(default_factory=default, description=text, json_schema_extra=extra, **constraints)
     return Field(default, description=text, json_schema_extra=extra, **constraints)
