@@ -282,3 +282,30 @@ def dcp_storage_info(path: str, offset: int, length: int, transforms: list[str] 
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 
     return _StorageInfo(path, offset, length, transforms)
+
+
+def forget_meshes() -> None:
+    """Empty DTensor's caches, which hold for every equal mesh and name the process groups of the first of them.
+
+    Names of groups begin anew with each default process group, so a stale entry may even name a wrong group.
+    """
+    import sys
+
+    import torch
+
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    from torch.distributed.tensor import DTensor, _redistribute
+
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    for cached in (
+        getattr(propagator, "propagate_op_sharding", None),
+        getattr(propagator, "_propagate_tensor_meta_cached", None),
+        getattr(_redistribute, "_gen_transform_infos", None),
+    ):
+        clear = getattr(cached, "cache_clear", None)
+        if clear is not None:
+            clear()
+    clear_compiled = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
+    if clear_compiled is not None:
+        clear_compiled()
