@@ -16,9 +16,14 @@ FULL = Manifest(
     data_parallel="fsdp2",
     tensors=("w", "optimizer/w/exp_avg"),
     parameters={"w": ParameterEntry((2, 3), "float32", ("head.w",)), "s": ParameterEntry((), "bfloat16")},
-    optimizer={"groups": [{"betas": (0.9, 0.999), "lr": 1e-3, "fused": None, "capturable": False}]},
+    optimizer={
+        "class": "AdamW",
+        "groups": [{"names": ["w"], "options": {"betas": (0.9, 0.999), "lr": 1e-3, "fused": None}}],
+        "states": {"w": {"tensors": {"exp_avg": "float32"}, "scalars": {"step": {"tensor": 3.0, "dtype": "float32"}}}},
+    },
     scheduler={"milestones": Counter({30: 1, 80: 2}), 3: [float("inf"), 0.1], "__tuple__": [1]},
     scaler={"__tuple__": [1]},
+    classes={"scheduler": "StepLR"},
     counters={"steps": 10**18},
     has={"rng": True, "client_state": False},
 )
@@ -78,6 +83,24 @@ def test_keys_of_a_later_version_of_the_same_format_are_passed_over(tmp_path):
 )
 def test_a_damaged_manifest_is_an_error(tmp_path, text, why):
     (tmp_path / "manifest.json").write_bytes(text.encode("latin1"))
+    with pytest.raises(CheckpointError, match=why):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"optimizer": {"class": "AdamW", "states": {}}}, "'groups' is missing"),
+        ({"optimizer": {"class": "AdamW", "groups": [{"names": "w", "options": {}}], "states": {}}}, "'names' is 'w'"),
+        ({"optimizer": {"class": "AdamW", "groups": [], "states": {"w": {"tensors": {}}}}}, "'scalars' is missing"),
+        ({"counters": {"steps": "3"}}, "'steps' is '3'"),
+        ({"has": None}, "'has' is None"),
+    ],
+)
+def test_a_manifest_with_parts_of_another_kind_is_an_error(tmp_path, change, why):
+    write_manifest(tmp_path, FULL)
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(CheckpointError, match=why):
         read_manifest(tmp_path)
 

@@ -50,6 +50,7 @@ class Manifest:
         optimizer: class, groups by parameter name, hyper-parameters, scalar states per parameter; None without one.
         scheduler: state of the LR scheduler; None without one.
         scaler: state of the loss scaler; None without one.
+        classes: of which kind "scheduler" and "scaler" are; their states fit no other.
         counters: steps, micro-steps, samples.
         has: which further parts there are ("rng", "data", "client_state", names of tracked objects).
         format: version of the layout.
@@ -64,6 +65,7 @@ class Manifest:
     optimizer: dict[str, Any] | None = None
     scheduler: Any = None
     scaler: Any = None
+    classes: dict[str, str] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
     has: dict[str, Any] = field(default_factory=dict)
     format: int = FORMAT
@@ -78,11 +80,11 @@ def parameter_entries(infos: Iterable[ParamInfo]) -> dict[str, ParameterEntry]:
     }
 
 
-def write_manifest(directory: str | PathLike[str], manifest: Manifest) -> None:
-    """Write manifest.json into ``directory`` and fsync it. One rank, after everything else is written.
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The content of manifest.json.
 
     Raises:
-        CheckpointError: it holds a value that JSON cannot (its place is named), or the system refuses.
+        CheckpointError: it holds a value that JSON cannot; its place is named.
     """
     content: dict[str, Any] = {"format": manifest.format, "polyscale": manifest.polyscale}
     for entry in fields(Manifest):
@@ -93,9 +95,18 @@ def write_manifest(directory: str | PathLike[str], manifest: Manifest) -> None:
             content["parameters"] = {name: _parameter_to_json(item) for name, item in value.items()}
         else:
             content[entry.name] = encode(value, f"manifest.{entry.name}")
+    return (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()
+
+
+def write_manifest(directory: str | PathLike[str], manifest: Manifest) -> None:
+    """Write manifest.json into ``directory`` and fsync it. One rank, after everything else is written.
+
+    Raises:
+        CheckpointError: it holds a value that JSON cannot (its place is named), or the system refuses.
+    """
     path = Path(directory, MANIFEST)
     try:
-        write_bytes(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+        write_bytes(path, encode_manifest(manifest))
     except OSError as error:
         raise failure(path, "written", error) from error
 
@@ -140,18 +151,44 @@ def _check_format(path: Path, content: Mapping[str, Any]) -> None:
 def _from_json(content: Mapping[str, Any]) -> Manifest:
     known = {entry.name for entry in fields(Manifest)}
     values = {name: decode(value) for name, value in content.items() if name in known}
-    for name, kind in (
-        ("world_size", int),
-        ("stage", int),
-        ("data_parallel", str),
-        ("tensors", list),
-        ("counters", dict),
-    ):
-        if not isinstance(values[name], kind):
-            raise ValueError(f"'{name}' is {values[name]!r}")
+    for name, kind in _KINDS.items():
+        _require(values, name, kind)
+    if values.get("optimizer") is not None:
+        _check_optimizer(values["optimizer"])
+    for name in values["counters"]:
+        _require(values["counters"], name, int)
+    values.setdefault("classes", {})
+    _require(values, "classes", dict)
     values["tensors"] = tuple(values["tensors"])
     values["parameters"] = {name: _parameter_from_json(item) for name, item in values["parameters"].items()}
     return Manifest(**values)
+
+
+_KINDS: dict[str, type] = {
+    "world_size": int,
+    "stage": int,
+    "data_parallel": str,
+    "tensors": list,
+    "parameters": dict,
+    "counters": dict,
+    "has": dict,
+}
+
+
+def _check_optimizer(saved: Any) -> None:
+    for name, kind in (("class", str), ("groups", list), ("states", dict)):
+        _require(saved, name, kind)
+    for group in saved["groups"]:
+        _require(group, "names", list)
+        _require(group, "options", dict)
+    for state in saved["states"].values():
+        _require(state, "tensors", dict)
+        _require(state, "scalars", dict)
+
+
+def _require(values: Any, name: str, kind: type) -> None:
+    if not isinstance(values[name], kind):
+        raise ValueError(f"'{name}' is {values[name]!r}")
 
 
 def _parameter_to_json(entry: ParameterEntry) -> dict[str, Any]:

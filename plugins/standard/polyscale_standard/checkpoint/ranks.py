@@ -46,13 +46,16 @@ class Ranks:
             raise CheckpointError("This rank is not in the group of the checkpoint", fix="Call it in its ranks only")
         self._first = 0 if alone or group is None else dist.get_global_rank(group, 0)
 
-    def central(self, doing: str, local: Callable[[], T], merge: Callable[[list[T]], Sequence[R]]) -> R:
+    def central(
+        self, doing: str, local: Callable[[], T], merge: Callable[[list[T]], Sequence[R]], *, warning: str = ""
+    ) -> R:
         """Call ``local`` on every rank, ``merge`` on rank 0 with all values; each rank gets its part of the result.
 
         Args:
             doing: what errors say ("written", "read").
             local: the part of each rank.
             merge: the values of all ranks -> one result for each.
+            warning: what a failure leaves behind, for its error.
 
         Raises:
             CheckpointError: on every rank, when one failed.
@@ -68,11 +71,11 @@ class Ranks:
             answers = [failures] * self.world if failures else [[value] for value in merged]
         answer = self._scatter(answers)
         if isinstance(answer[0], _Failure):
-            raise self._error(doing, answer) from error
+            raise self._error(doing, answer, warning) from error
         return cast(R, answer[0])
 
-    def together(self, doing: str, local: Callable[[], Any]) -> None:
-        """Call ``local`` on every rank.
+    def together(self, doing: str, local: Callable[[], Any], *, warning: str = "") -> None:
+        """Call ``local`` on every rank; ``warning`` says in an error what a failure leaves behind.
 
         Raises:
             CheckpointError: on every rank, when one failed.
@@ -81,7 +84,7 @@ class Ranks:
         def part() -> None:
             local()
 
-        self.central(doing, part, lambda values: values)
+        self.central(doing, part, lambda values: values, warning=warning)
 
     def _attempt(self, call: Callable[[], Any]) -> tuple[Any, Exception | None]:
         try:
@@ -104,9 +107,11 @@ class Ranks:
         dist.scatter_object_list(received, values, src=self._first, group=self._group)
         return received[0]
 
-    def _error(self, doing: str, failures: list[_Failure]) -> CheckpointError:
+    def _error(self, doing: str, failures: list[_Failure], warning: str) -> CheckpointError:
         shown = failures[:_SHOWN]
         why = "; ".join(f"rank {failure.rank}: {failure.cause.rstrip('.')}" for failure in shown)
         if len(failures) > len(shown):
             why += f"; {len(failures) - len(shown)} more ranks failed"
-        return CheckpointError(f"{fspath(self._path)} cannot be {doing}", why=why, fix=shown[0].advice)
+        return CheckpointError(
+            f"{fspath(self._path)} cannot be {doing}", why=why, fix=". ".join(filter(None, (warning, shown[0].advice)))
+        )

@@ -103,7 +103,8 @@ def read(directory: str | PathLike[str], tensors: Mapping[str, LogicalTensor], g
 
     ranks.together("read", plan)
     local, planner = planned[0]
-    ranks.together("read", lambda: reader.read_data(local, planner).wait())
+    begun = "Some tensors may hold values of it now: load another checkpoint before training goes on"
+    ranks.together("read", lambda: reader.read_data(local, planner).wait(), warning=begun)
 
 
 class _Writer(FileSystemWriter):
