@@ -1,36 +1,27 @@
 """A pool of rank processes that run many cases, seen from the test that uses it.
 
-Notable: a rank's stdout and stderr go to an unlinked file, so a killed test run leaves nothing behind. After a
-failure the whole pool is killed and a new one forked for the next case, which costs milliseconds (see ``zygote``).
+Notable: after a failure the whole pool is killed and a new one forked for the next case, which costs milliseconds
+(see ``zygote``).
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import functools
-import os
-import pickle
-import signal
 import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import connection as mp
-from typing import IO, Any
+from typing import Any
 
 from polyscale.testing import shipping
-from polyscale.testing.failures import PackedError, RankFailure, RanksFailed
+from polyscale.testing.failures import RankFailure, RanksFailed
+from polyscale.testing.rank_process import GRACE_S, RankProcess, ZygoteProcess
 
 CASE_TIMEOUT_S = 60.0
 GROUP_TIMEOUT_S = 30.0
-GRACE_S = 5.0
 START_TIMEOUT_S = 120.0
 DUMP_S = 0.3
-_NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
@@ -80,7 +71,7 @@ class RankPool:
         self.cases = 0
         self.replaced = 0
         self.start_seconds = 0.0
-        self._ranks: list[_RankProcess] = []
+        self._ranks: list[RankProcess] = []
         _pools().append(self)
 
     def run(
@@ -186,136 +177,9 @@ class RankPool:
         self.close()
 
 
-@dataclass
-class _RankProcess:
-    """One rank as its parent sees it."""
-
-    rank: int
-    pid: int
-    connection: mp.Connection
-    output: IO[bytes]
-    zygote: _Zygote
-    waiting: bool = False
-    answer: tuple[Any, ...] = field(default_factory=tuple)
-    exit_code: int | None = None
-
-    @property
-    def failed(self) -> bool:
-        return self.exit_code is not None or (not self.waiting and self.answer[:1] == ("error",))
-
-    def send(self, *request: Any) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.connection.send_bytes(pickle.dumps(request))
-
-    def begin(self, *request: Any) -> None:
-        """Send a request that will be answered; what the rank writes from now on belongs to it."""
-        os.ftruncate(self.output.fileno(), 0)
-        os.lseek(self.output.fileno(), 0, os.SEEK_SET)
-        self.waiting, self.answer = True, ()
-        self.send(*request)
-
-    def receive(self) -> None:
-        self.waiting = False
-        try:
-            self.answer = shipping.loads(self.connection.recv_bytes())
-        except (EOFError, ConnectionResetError):
-            self.reap()
-        except Exception as error:
-            self.answer = ("error", f"the answer of rank {self.rank} cannot be read: {error!r}", None)
-
-    def wait(self, deadline: float) -> bool:
-        """Wait for the answer; False when the rank ended, or did not answer in time."""
-        if mp.wait([self.connection], max(0.0, deadline - time.monotonic())):
-            self.receive()
-        return not self.waiting and self.exit_code is None
-
-    def dump_threads(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGUSR1)
-
-    def failure(self) -> RankFailure:
-        output = os.pread(self.output.fileno(), os.fstat(self.output.fileno()).st_size, 0).decode(errors="replace")
-        if self.exit_code is not None:
-            return RankFailure(self.rank, "exit", exit_code=self.exit_code, output=output)
-        if self.waiting:
-            return RankFailure(self.rank, "timeout", output=output)
-        if self.answer[0] != "error":
-            return RankFailure(self.rank, "ok", output=output)
-        packed = self.answer[2]
-        exception = packed.unpack() if isinstance(packed, PackedError) else packed
-        return RankFailure(self.rank, "exception", exception=exception, traceback=self.answer[1], output=output)
-
-    def kill(self) -> None:
-        from polyscale.testing.zygote import kill_group
-
-        if self.exit_code is None:
-            kill_group(self.pid)
-
-    def reap(self) -> None:
-        if self.exit_code is None:
-            self.exit_code = self.zygote.request("reap", self.pid)
-            self.connection.close()
-
-
-class _Zygote:
-    """The parent's end of the process that forks ranks."""
-
-    def __init__(self) -> None:
-        self.control, theirs = socket.socketpair()
-        environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "polyscale.testing.zygote", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-            env=environment | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-        )
-        theirs.close()
-        self._receive()
-        atexit.register(self.close)
-
-    def fork(self, rank: int, world: int, *, backend: str, group_timeout: float, env: dict[str, str]) -> _RankProcess:
-        ours, theirs = mp.Pipe()
-        output = tempfile.TemporaryFile(prefix="polyscale-rank")  # noqa: SIM115 (lives as long as the rank)
-        launch = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-        settings = {
-            "rank": rank,
-            "world": world,
-            "backend": backend,
-            "group_timeout": group_timeout,
-            "path": list(sys.path),
-            "env": env | {name: str(value) for name, value in launch.items()},
-        }
-        message = shipping.dumps(("fork", settings))
-        socket.send_fds(self.control, [message], [theirs.fileno(), output.fileno()])
-        pid = self._receive()
-        theirs.close()
-        return _RankProcess(rank, pid, ours, output, self)
-
-    def request(self, *message: Any) -> Any:
-        self.control.sendall(shipping.dumps(message))
-        return self._receive()
-
-    def close(self) -> None:
-        atexit.unregister(self.close)
-        self.control.close()
-        try:
-            self.process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-    def _receive(self) -> Any:
-        data = self.control.recv(1 << 16)
-        if not data:
-            raise RuntimeError(f"the process that starts ranks ended with exit code {self.process.wait()}")
-        return shipping.loads(data)
-
-
 @functools.cache
-def _zygote() -> _Zygote:
-    return _Zygote()
+def _zygote() -> ZygoteProcess:
+    return ZygoteProcess()
 
 
 @functools.cache
