@@ -30,6 +30,18 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
     return _pytree.tree_map(function, tree)
 
 
+def tree_leaves(tree: Any) -> list[Any]:
+    """The leaves of a nest of containers that torch knows."""
+    from torch.utils import _pytree
+
+    return list(_pytree.tree_leaves(tree))
+
+
+def hook_gradient(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
+    """Call ``hook`` with the gradient of ``tensor`` in backward; the graph holds it as long as it lives."""
+    return tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+
+
 def hook_after_accumulation(parameter: nn.Parameter, hook: Callable[[nn.Parameter], None]) -> Any:
     """Call ``hook`` whenever autograd has added to ``parameter.grad``; returns a handle with ``remove()``."""
     return parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
@@ -90,11 +102,25 @@ def fsdp_has_gradient(inner: Any) -> bool:
     return unsharded is not None and unsharded.grad is not None
 
 
-def fsdp_prepare_reduction(unit: Any) -> None:
-    """Make the coming reduction of a unit cover every trainable parameter, in one dtype.
+def fsdp_hold(unit: Any, dtype: torch.dtype | None) -> None:
+    """Add the fresh gradients of a unit to those it holds, in ``dtype`` (FSDP2 itself holds in the reduction's)."""
+    for inner in unit.fsdp_params:
+        unsharded = getattr(inner, "_unsharded_param", None)
+        if unsharded is None or unsharded.grad is None:
+            continue
+        if inner.unsharded_accumulated_grad is not None:
+            inner.unsharded_accumulated_grad += unsharded.grad
+        else:
+            inner.unsharded_accumulated_grad = unsharded.grad if dtype is None else unsharded.grad.to(dtype)
+        unsharded.grad = None
+
+
+def fsdp_prepare_reduction(unit: Any, *, divisor: float) -> None:
+    """Make the coming reduction of a unit cover every trainable parameter, in one dtype, divided by ``divisor``.
 
     Ranks that used different parameters would otherwise reduce buffers of different sizes, which gloo answers with a
-    signal; and FSDP2 refuses a mix of gradients accumulated in fp32 and fresh ones in the compute dtype.
+    signal; and FSDP2 refuses a mix of gradients accumulated in fp32 and fresh ones in the compute dtype. FSDP2's own
+    divisor is not used: torch 2.13 applies it twice where a unit is not sharded.
     """
     import torch
 
@@ -104,11 +130,17 @@ def fsdp_prepare_reduction(unit: Any) -> None:
             continue
         if not fsdp_has_gradient(inner) and unsharded.requires_grad:
             unsharded.grad = torch.zeros_like(unsharded)
-    if any(inner.unsharded_accumulated_grad is not None for inner in unit.fsdp_params):
+    held = [inner.unsharded_accumulated_grad for inner in unit.fsdp_params]
+    dtype = next((gradient.dtype for gradient in held if gradient is not None), None)
+    if dtype is not None:
+        fsdp_hold(unit, dtype)
+    if divisor != 1.0:
         for inner in unit.fsdp_params:
-            if getattr(inner, "_unsharded_param", None) is not None:
-                inner.accumulate_unsharded_grad_if_needed()
-                inner.to_accumulated_grad_if_needed()
+            held_or_fresh = inner.unsharded_accumulated_grad
+            if held_or_fresh is None and getattr(inner, "_unsharded_param", None) is not None:
+                held_or_fresh = inner._unsharded_param.grad
+            if held_or_fresh is not None:
+                held_or_fresh.div_(divisor)
 
 
 def fsdp_drop_gradients(unit: Any) -> None:
@@ -120,10 +152,9 @@ def fsdp_drop_gradients(unit: Any) -> None:
             unsharded.grad = None
 
 
-def fsdp_reduce_held(module: nn.Module) -> None:
-    """Reduce what earlier backwards accumulated without communicating. Collective, last unit first."""
+def fsdp_end_backward(module: nn.Module) -> None:
+    """Do what the end of a backward does, for every unit: reduce or hold its gradients. Collective, last unit first."""
     units = fsdp_units(module)
-    module.unshard()  # type: ignore[operator]
     for child in _fsdp_modules(module):
         child.unshard()
     for unit in reversed(units):

@@ -35,6 +35,11 @@ class Accumulation:
         return self.done + 1 >= self.wanted
 
     @property
+    def signature(self) -> tuple[int, ...]:
+        """What must be equal on all ranks when gradients are reduced: micro-steps, and whether weights were given."""
+        return self.done, int(bool(self._weighted))
+
+    @property
     def open(self) -> bool:
         """Whether gradients wait for an update."""
         return self.done > 0 or self.backwards > 0
@@ -43,7 +48,7 @@ class Accumulation:
         """Count a backward, before it runs.
 
         Raises:
-            PolyscaleError: weighted and unweighted backwards are mixed, or the weight is not positive.
+            PolyscaleError: weighted and unweighted backwards are mixed, or the weight is negative.
         """
         if weight is not None and not weight >= 0:
             raise PolyscaleError(

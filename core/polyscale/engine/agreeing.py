@@ -5,11 +5,13 @@ A difference is an error on every rank that names both values; it can never beco
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from polyscale.config import Config
 from polyscale.config.compare import differences
 from polyscale.control.agreement import Control
+from polyscale.engine.accumulation import Accumulation
 from polyscale.errors import RankError
 from polyscale.parameters.fingerprint import Fingerprint, fingerprint, first_difference
 
@@ -33,6 +35,33 @@ def agree(control: Control, config: Config, model: nn.Module) -> None:
         why=first_difference(found[0], found[other]) or "their digests differ",
         fix="Build the same model on every rank",
     )
+
+
+def agree_on_flush(control: Control, accumulation: Accumulation) -> None:
+    """Check that all ranks flush the same number of micro-steps, before any of them sends a gradient.
+
+    Raises:
+        RankError: they do not, or a rank does not flush.
+    """
+    state = {"micro-steps": accumulation.done, "open": accumulation.backwards > 0}
+    control.agree("flush", state, what="flush of an accumulation")
+
+
+def agree_on_optimizer(control: Control, optimizer: torch.optim.Optimizer | None) -> None:
+    """Check that all ranks update with one class and one set of hyper-parameters.
+
+    Raises:
+        RankError: they do not.
+    """
+    if optimizer is None:
+        control.agree("optimizer", None, what="optimizer")
+        return
+    groups = [
+        {key: repr(value) for key, value in group.items() if key != "params"} | {"parameters": len(group["params"])}
+        for group in optimizer.param_groups
+    ]
+    values = {f"group {index}": group for index, group in enumerate(groups)}
+    control.agree("optimizer", {"class": type(optimizer).__name__, **values}, what="optimizer")
 
 
 def _agree_on_configuration(control: Control, config: Config) -> None:

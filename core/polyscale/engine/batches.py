@@ -17,6 +17,7 @@ from polyscale.errors import PolyscaleError
 
 if TYPE_CHECKING:
     from polyscale.engine.engine import Engine
+    from polyscale.engine.setup import Setup
 
 LossFunction = Callable[..., torch.Tensor]
 
@@ -33,8 +34,9 @@ def to_device(batch: Any, device: torch.device) -> Any:
 class BatchRunner:
     """Draws micro-batches, computes losses, and averages them over ranks."""
 
-    def __init__(self, engine: Engine, loss_fn: LossFunction | None) -> None:
+    def __init__(self, engine: Engine, setup: Setup, loss_fn: LossFunction | None) -> None:
         self._engine = engine
+        self._setup = setup
         self._loss_fn = loss_fn
         self._own: Iterator[Any] | None = None
 
@@ -54,7 +56,7 @@ class BatchRunner:
     def evaluate(self, iterator: Iterator[Any] | None) -> torch.Tensor:
         """See ``Engine.eval_batch``."""
         engine = self._engine
-        training = engine.module.training
+        modes = [(module, module.training) for module in engine.module.modules()]
         engine.eval()
         losses: list[torch.Tensor] = []
         try:
@@ -65,7 +67,8 @@ class BatchRunner:
             if not losses:
                 raise
         finally:
-            engine.train(training)
+            for module, training in modes:  # a part that the user keeps in evaluation mode stays so
+                module.training = training
         return self._mean(losses)
 
     def _next(self, iterator: Iterator[Any] | None, *, taken: int, wanted: int) -> Any:
@@ -115,7 +118,7 @@ class BatchRunner:
         mean = torch.stack([loss.detach().float().reshape(()) for loss in losses]).mean()
         topology = self._engine.topology
         if topology.dp_size > 1:
-            self._engine._setup.communication.all_reduce(mean, topology.group("batch")).wait()
+            self._setup.communication.all_reduce(mean, topology.group("batch")).wait()
             mean /= topology.dp_size
         return mean
 

@@ -10,17 +10,19 @@ import contextlib
 import logging
 import os
 import sys
-import time
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from polyscale.engine.accumulation import Accumulation
+from polyscale.engine.agreeing import agree_on_flush
 from polyscale.engine.batches import BatchRunner, LossFunction, to_device
-from polyscale.engine.optimizer import take_step
-from polyscale.engine.update import GradientNumbers, GradientScaling
+from polyscale.engine.guard import Guard
+from polyscale.engine.stepping import Outcome, Stepper, is_printed, tell_step
+from polyscale.engine.update import GradientNumbers
 from polyscale.errors import PolyscaleError
 from polyscale.interfaces.observer import EngineClosed, StepTaken
 
@@ -61,16 +63,14 @@ class Engine:
         self.config = setup.config
         self.steps = self.skipped = self.micro_steps = self.samples = 0
         self._accumulation = Accumulation(setup.batch.accumulation)
-        self._scaling = GradientScaling(self.parameters_store, self.topology, setup.communication, setup.accelerator)
-        self._gradients = setup.applied.gradients
-        self._scaler = setup.scaler
-        self._batches = BatchRunner(self, loss_fn)
+        self._guard = Guard(setup, self._accumulation)
+        self._stepper = Stepper(setup)
+        self._batches = BatchRunner(self, setup, loss_fn)
+        self.parameters_store.before_gradients = partial(self._stepper.reduce, self._accumulation)
         self._numbers: GradientNumbers | None = None
         self._tracked: dict[str, Any] = {}
         self._hold = False
-        self._broken = False
         self._closed = False
-        self._seconds: dict[str, float] = {}
         if self.data is not None and hasattr(self.data, "state_dict"):
             self.track("data", self.data)
 
@@ -79,9 +79,14 @@ class Engine:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model on this rank's micro-batch; tensors are moved to the device."""
         self._require_open()
-        with self._doing("forward"):
-            if self._broken:
-                self._recover()
+        if self.parameters_store.gathering:
+            raise PolyscaleError(
+                "A forward inside parameters_store.gathered()",
+                why="the model holds whole copies there, which have no part in training",
+                fix="Leave the context first, or use the tensors it yields",
+            )
+        self._guard.recover()
+        with self._guard.doing("forward"):
             if self.device.type != "cpu":
                 args, kwargs = to_device((args, kwargs), self.device)
             return self.module(*args, **kwargs)
@@ -98,6 +103,7 @@ class Engine:
             PolyscaleError: the loss is not a scalar with a graph, or weighted and unweighted backwards are mixed.
         """
         self._require_open()
+        self._guard.require_sound("backward")
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise PolyscaleError(f"backward of {shape}", why="a loss is one number", fix="Pass loss.mean()")
@@ -115,11 +121,12 @@ class Engine:
             )
         accumulation = self._accumulation
         accumulation.add_backward(loss, weight)
-        with self._doing("backward"):
-            self._gradients.before_backward(last=accumulation.last, hold=self._hold)
+        gradients = self._setup.applied.gradients
+        with self._guard.doing("backward"):
+            gradients.before_backward(last=accumulation.last, hold=self._hold)
             scale = self.loss_scale
             torch.autograd.backward(loss if scale == 1.0 else loss.float() * scale)
-            self._gradients.after_backward()
+            gradients.after_backward()
 
     def step(self) -> bool:
         """End the micro-step; update when it was the last of ``gradient_accumulation_steps``.
@@ -128,6 +135,7 @@ class Engine:
             Whether the parameters were updated. False between updates, and for an update skipped for an overflow.
         """
         self._require_open()
+        self._guard.require_sound("step()")
         self._accumulation.end_micro_step()
         self.micro_steps += 1
         if self._accumulation.done < self._accumulation.wanted:
@@ -137,6 +145,8 @@ class Engine:
     def flush(self) -> bool:
         """Update with the micro-steps done so far, averaged over those; False when there are none."""
         self._require_open()
+        self._guard.require_sound("flush()")
+        agree_on_flush(self._setup.control, self._accumulation)
         if not self._accumulation.open:
             return False
         if self._accumulation.backwards:
@@ -165,6 +175,8 @@ class Engine:
             PolyscaleError: it ended in the middle; what came is kept for ``flush()``.
         """
         self._require_open()
+        self._guard.recover()
+        self._accumulation.require_closed("train_batch()")
         return self._batches.train(iterator)
 
     def eval_batch(self, iterator: Iterator[Any] | None = None) -> torch.Tensor:
@@ -196,7 +208,7 @@ class Engine:
     @property
     def loss_scale(self) -> float:
         """The factor on the loss (fp16); 1.0 elsewhere."""
-        return 1.0 if self._scaler is None else self._scaler.scale
+        return self._stepper.loss_scale
 
     @property
     def gradient_accumulation_steps(self) -> int:
@@ -209,8 +221,7 @@ class Engine:
 
     def learning_rates(self) -> tuple[float, ...]:
         """Learning rate of each group, as the coming update uses it."""
-        groups = self.optimizer.param_groups if self.optimizer is not None else []
-        return tuple(float(group["lr"]) for group in groups if "lr" in group)
+        return self._stepper.rates()
 
     # Checkpoints.
 
@@ -252,8 +263,9 @@ class Engine:
 
         self._require_open()
         tag = tag or f"step-{self.steps}"
+        self._guard.recover()
         self._accumulation.require_closed(f"save({str(path)!r}, tag={tag!r})")
-        with self._doing(f"save of {tag!r}", fatal=False):
+        with self._guard.doing(f"save of {tag!r}", step=False):
             return save(self, self._setup, path, tag, overwrite=overwrite, client_state=client_state)
 
     def load(self, path: str | os.PathLike[str], tag: str | None = None) -> LoadReport:
@@ -268,8 +280,9 @@ class Engine:
         from polyscale.engine.loading import load
 
         self._require_open()
+        self._guard.recover()
         self._accumulation.require_closed(f"load({str(path)!r})")
-        with self._doing(f"load of {tag or 'the latest checkpoint'}", fatal=False):
+        with self._guard.doing(f"load of {tag or 'the latest checkpoint'}", step=False):
             return load(self, self._setup, path, tag)
 
     def export(self, path: str | os.PathLike[str], *, max_shard_bytes: int = 5 * 2**30) -> list[str]:
@@ -285,7 +298,7 @@ class Engine:
         from polyscale.engine.exporting import export
 
         self._require_open()
-        with self._doing("export", fatal=False):
+        with self._guard.doing("export", step=False):
             return export(self, self._setup, path, max_shard_bytes=max_shard_bytes)
 
     # End.
@@ -298,6 +311,7 @@ class Engine:
         """
         if self._closed:
             return
+        self._guard.recover()
         if self._accumulation.open:
             error = self._accumulation.open_error("close()")
             if sys.exc_info()[0] is None:
@@ -328,8 +342,8 @@ class Engine:
             "lr_scheduler",
             "data",
             "parameters_store",
-            "_scaling",
-            "_gradients",
+            "_guard",
+            "_stepper",
             "_batches",
             "_setup",
         ):
@@ -343,113 +357,29 @@ class Engine:
 
     # Inside.
 
-    def _recover(self) -> None:
-        """After a forward, backward or step that raised: drop the accumulation it was part of."""
-        if self._accumulation.open:
-            log.warning("the accumulation in which an exception was raised is dropped")
-        self._setup.applied.recover()
-        self._accumulation.reset()
-        self._broken = False
-
     def _update(self) -> bool:
-        assert self.optimizer is not None
-        accumulation, setup = self._accumulation, self._setup
-        with self._doing("step"):
-            self._gradients.finish()
-            self._numbers = self._scaling.apply(
-                micro_steps=accumulation.done,
-                weight=accumulation.weight,
-                loss_scale=self.loss_scale,
-                predivisor=self._gradients.divisor,
-                max_norm=float(self.config.gradient_clipping),
-                check=setup.check_overflow,
-            )
-            skipped = bool(self._numbers.overflow)
-            used = (self.learning_rates(), self.loss_scale)
-            culprit = self._scaling.first_non_finite() if skipped else None
-            if not skipped:
-                take_step(self.optimizer, self.parameters_store.granularity)
-                self.parameters_store.written()
-            self._gradients.clear()
-            loss = accumulation.mean_loss()
-            self.samples += setup.batch.micro * accumulation.done * self.topology.dp_size
-            accumulation.reset()
-        self.steps += not skipped
+        setup = self._setup
+        with self._guard.doing("step"):
+            outcome = self._stepper.update(self._accumulation)
+        self._numbers = outcome.numbers
+        self.samples += setup.batch.micro * outcome.micro_steps * self.topology.dp_size
+        self.steps += not outcome.skipped
+        self.skipped += outcome.skipped
         setup.watchdog.stepped(self.steps)
-        self.skipped += skipped
-        if self._scaler is not None:
-            self._scaler.update(skipped)
-        if skipped:
-            self._report_overflow(culprit)
-        elif self.lr_scheduler is not None:
-            self.lr_scheduler.step()
-        self._tell_step(loss, *used, skipped=skipped)
-        return not skipped
+        if setup.observers or is_printed(setup, self.steps):
+            tell_step(setup, self._event(outcome))
+        return not outcome.skipped
 
-    def _report_overflow(self, culprit: str | None) -> None:
-        if self._scaler is None or not self._scaler.exhausted:
-            return
-        found = self._setup.control.share("non-finite", culprit, what="first non-finite parameter")
-        first = next((name for name in found if name is not None), "none that a rank can name")
-        raise PolyscaleError(
-            f"The loss scale is at its floor ({self.loss_scale:g}) and updates are still skipped "
-            f"({self.skipped} in all)",
-            why=f"gradients are not finite; the first such parameter is {first}",
-            fix="Lower the learning rate, clip gradients, or train in bf16",
-        )
-
-    def _tell_step(self, loss: Any, rates: tuple[float, ...], scale: float, *, skipped: bool) -> None:
-        every = self.config.steps_per_print
-        count = self.steps + self.skipped
-        printing = self.topology.rank == 0 and every is not None and count % every == 0
-        if not (printing or self._setup.observers):
-            return
-        event = StepTaken(
+    def _event(self, outcome: Outcome) -> StepTaken:
+        seconds, self._guard.seconds = self._guard.seconds, {}
+        return StepTaken(
             step=self.steps,
             samples=self.samples,
-            loss=None if loss is None else float(loss),
-            lr=rates,
+            loss=None if outcome.loss is None else float(outcome.loss),
+            lr=outcome.rates,
             grad_norm=self.grad_norm,
             clip_factor=self.clip_factor,
-            loss_scale=scale,
-            skipped=skipped,
-            seconds=dict(self._seconds),
+            loss_scale=outcome.loss_scale,
+            skipped=outcome.skipped,
+            seconds=seconds,
         )
-        self._seconds.clear()
-        if printing:
-            log.info("%s", describe_step(event))
-        self._setup.observers.tell(event)
-
-    @contextlib.contextmanager
-    def _doing(self, what: str, *, fatal: bool = True) -> Iterator[None]:
-        """Tell the watchdog what runs, time it, and post an exception that other ranks must hear of."""
-        watchdog = self._setup.watchdog
-        timed = self.config.wall_clock_breakdown
-        started = time.perf_counter() if timed else 0.0
-        try:
-            with watchdog.phase(what):
-                yield
-        except PolyscaleError:
-            self._broken = self._broken or fatal
-            raise
-        except Exception as error:
-            if fatal:
-                self._broken = True
-                watchdog.failed(error)
-            clearer = self._setup.applied.explain(error) or watchdog.explain(error)
-            if clearer is not None:
-                raise clearer from error
-            raise
-        if timed:
-            self._setup.accelerator.synchronize()
-            self._seconds[what] = self._seconds.get(what, 0.0) + time.perf_counter() - started
-
-
-def describe_step(event: StepTaken) -> str:
-    """One line about an update."""
-    loss = "" if event.loss is None else f" loss {event.loss:.4f}"
-    rates = ", ".join(f"{rate:.3g}" for rate in event.lr)
-    norm = "" if event.grad_norm is None else f" norm {event.grad_norm:.3g}"
-    parts = "".join(f" {name} {seconds * 1e3:.0f} ms" for name, seconds in event.seconds.items())
-    skipped = f" skipped (loss scale {event.loss_scale:g})" if event.skipped else ""
-    return f"step {event.step} samples {event.samples}{loss} lr {rates}{norm}{parts}{skipped}"

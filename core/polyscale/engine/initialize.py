@@ -19,16 +19,16 @@ from torch import nn
 
 from polyscale.config import Config, load_config
 from polyscale.discovery import load
-from polyscale.engine.agreeing import agree
+from polyscale.engine.agreeing import agree, agree_on_optimizer
 from polyscale.engine.batches import LossFunction
 from polyscale.engine.engine import Engine
-from polyscale.engine.inputs import build_loader, build_schedule, seed_ranks
+from polyscale.engine.inputs import build_loader, build_schedule, check_schedule, seed_ranks
 from polyscale.engine.observing import Observers
 from polyscale.engine.optimizer import OptimizerLike, build_optimizer, check_instance, load_factory
 from polyscale.engine.pinning import with_automatic_pins
 from polyscale.engine.runtime import Runtime, choose_accelerator, plugin_context, start_runtime
 from polyscale.engine.setup import Setup
-from polyscale.errors import PolyscaleError
+from polyscale.errors import PolyscaleError, UnsupportedError
 from polyscale.interfaces.observer import EngineStarted
 from polyscale.interfaces.parallelism import DataParallelApplied, ParallelContext, Part
 from polyscale.interfaces.precision import Precision, PrecisionPolicy
@@ -77,6 +77,8 @@ def initialize(
     names = {entry.parameter: entry.fqn for entry in find_parameters([Part(model)])}
     if optimizer is not None:
         check_instance(optimizer, names)
+        if isinstance(optimizer, torch.optim.Optimizer) and lr_scheduler is not None and not callable(lr_scheduler):
+            check_schedule(lr_scheduler, optimizer)
     accelerator = choose_accelerator(settings)
     if optimizer is None and settings.optimizer is not None:
         load_factory(settings, accelerator).check(dict(settings.optimizer.params))
@@ -93,7 +95,11 @@ def initialize(
             runtime.watchdog.failed(error)
         runtime.watchdog.stop()
         raise
-    engine = Engine(setup, loss_fn=loss_fn)
+    try:
+        engine = Engine(setup, loss_fn=loss_fn)
+    except BaseException:
+        setup.close()
+        raise
     model.__dict__[OWNER] = weakref.ref(engine)
     _close_at_exit(engine)
     _announce(setup)
@@ -127,6 +133,7 @@ def _build(
         if topology is None:
             topology = _topology(runtime)
             undo.callback(topology.close)
+        _refuse_axes(topology)
         batch = config.batch(topology.dp_size)
         precision: Precision = load(
             "precision", config.precision, plugin_context(config.precision, config, accelerator)
@@ -136,6 +143,7 @@ def _build(
         applied = _spread(model, runtime, topology, policy)
         undo.callback(applied.close)
         built = build_optimizer(optimizer, config, applied, names, accelerator, norms)
+        agree_on_optimizer(runtime.control, built)
         scaler = precision.scaler()
         setup = Setup(
             model=model,
@@ -158,6 +166,17 @@ def _build(
         return setup
 
 
+def _refuse_axes(topology: Topology) -> None:
+    """Refuse parallelism that nothing implements: gradients would not be reduced over its ranks."""
+    wide = [name for name in ("pp", "sp", "ep", "etp") if topology.size(name) > 1]
+    if wide:
+        raise UnsupportedError(
+            f"A topology with {', '.join(f'{name} = {topology.size(name)}' for name in wide)}",
+            why="no installed plugin implements these axes",
+            fix="Use dp_replicate, dp_shard, and tp with a model that parallelize_module has prepared",
+        )
+
+
 def _topology(runtime: Runtime) -> Topology:
     sizes = runtime.config.topology
     return Topology.build(
@@ -174,6 +193,7 @@ def _spread(model: nn.Module, runtime: Runtime, topology: Topology, policy: Prec
         precision=policy,
         device=runtime.device,
         materializer=materializer(model, seed=runtime.config.seed or 0),
+        note=runtime.watchdog.note,
     )
     applied = runtime.parallelism.apply([Part(model)], context)
     assert isinstance(applied, DataParallelApplied)

@@ -17,6 +17,12 @@ from polyscale.topology import Topology
 def build_schedule(given: Any, config: Config, optimizer: torch.optim.Optimizer | None) -> Any:
     """Return the given schedule, the one a callable makes, or the configured one; None when there is none."""
     if optimizer is None:
+        if given is not None:
+            raise PolyscaleError(
+                "An lr_scheduler without an optimizer",
+                why="there is no learning rate to schedule",
+                fix="Add 'optimizer' to the configuration, or pass one to polyscale.initialize",
+            )
         return None
     if given is None:
         if config.scheduler is None:
@@ -24,15 +30,37 @@ def build_schedule(given: Any, config: Config, optimizer: torch.optim.Optimizer 
         from polyscale.schedules import build_scheduler
 
         return build_scheduler(optimizer, config.scheduler)
-    if isinstance(given, torch.optim.lr_scheduler.LRScheduler):
-        if given.optimizer is not optimizer:
-            raise PolyscaleError(
-                "An lr_scheduler of another optimizer",
-                why="it would change the learning rate of groups that are not trained",
-                fix="Pass the optimizer it was made with as optimizer=, or a callable of the optimizer",
-            )
-        return given
-    return given(optimizer) if callable(given) else given
+    is_schedule = isinstance(given, torch.optim.lr_scheduler.LRScheduler)
+    schedule = given(optimizer) if callable(given) and not is_schedule else given
+    check_schedule(schedule, optimizer)
+    return schedule
+
+
+def check_schedule(schedule: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Check that a schedule can be stepped after every update.
+
+    Raises:
+        PolyscaleError: it needs a metric, is none, or is of another optimizer.
+    """
+    name = type(schedule).__name__
+    if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise PolyscaleError(
+            "lr_scheduler = ReduceLROnPlateau",
+            why="its step() needs a metric, which the engine does not know",
+            fix="Leave lr_scheduler out, call its step(metric) yourself over engine.optimizer, and engine.track it",
+        )
+    if not all(callable(getattr(schedule, method, None)) for method in ("step", "state_dict", "load_state_dict")):
+        raise PolyscaleError(
+            f"lr_scheduler = {name}",
+            why="a schedule has step(), state_dict() and load_state_dict()",
+            fix="Pass one of torch.optim.lr_scheduler, or a callable of the optimizer that makes one",
+        )
+    if getattr(schedule, "optimizer", optimizer) is not optimizer:
+        raise PolyscaleError(
+            f"An lr_scheduler ({name}) of another optimizer",
+            why="it would change the learning rate of groups that are not trained",
+            fix="Pass the optimizer it was made with as optimizer=, or a callable of the optimizer",
+        )
 
 
 def build_loader(data: Any, config: Config, topology: Topology, micro_batch: int, control: Control) -> Any:

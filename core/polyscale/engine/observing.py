@@ -19,6 +19,7 @@ class Observers:
 
     def __init__(self, observers: list[Observer]) -> None:
         self._observers = observers
+        self._disabled: list[Observer] = []
 
     @classmethod
     def load(cls, config: Config, accelerator: Accelerator, *, rank: int) -> Observers:
@@ -47,12 +48,13 @@ class Observers:
             except Exception as error:  # an observer must never end training
                 log.warning("observer %s is disabled: %s: %s", observer.name, type(error).__name__, error)
                 self._observers.remove(observer)
+                self._disabled.append(observer)
 
     def close(self) -> None:
         """Close all observers."""
-        for observer in self._observers:
+        for observer in (*self._observers, *self._disabled):
             try:
                 observer.close()
             except Exception as error:
                 log.warning("observer %s did not close: %s: %s", observer.name, type(error).__name__, error)
-        self._observers = []
+        self._observers, self._disabled = [], []

@@ -46,6 +46,10 @@ def check_instance(optimizer: Any, names: dict[nn.Parameter, str]) -> None:
             why="its state belongs to whole parameters, which the engine replaces",
             fix="Pass a fresh optimizer; restore its state with engine.load",
         )
+    _refuse_strangers(optimizer, names)
+
+
+def _refuse_strangers(optimizer: torch.optim.Optimizer, names: dict[nn.Parameter, str]) -> None:
     strangers = [p for group in optimizer.param_groups for p in group["params"] if p not in names]
     if strangers:
         raise PolyscaleError(
@@ -77,8 +81,16 @@ def build_optimizer(
                 why="a torch.optim.Optimizer was expected",
                 fix="Return the optimizer it made",
             )
+        # It may also have taken the parameters from the model before, or from the module now.
         by_tensor = {store.optimizer_parameter(fqn, "tensor"): fqn for fqn in store.infos}
-        return _repoint(made, by_tensor, applied)
+        by_module = {
+            parameter: store.canonical(name)
+            for part in applied.parts
+            for name, parameter in part.module.named_parameters(part.prefix)
+        }
+        known = {**names, **by_module, **by_tensor}
+        _refuse_strangers(made, known)
+        return _repoint(made, known, applied)
     return _repoint(given, names, applied)
 
 

@@ -18,7 +18,7 @@ def with_automatic_pins(policy: PrecisionPolicy, config: Config, model: nn.Modul
     """Add the automatic pins to ``policy`` where the configuration leaves them to the model ("auto")."""
     if policy.parameter is None or config.data_types.keep_in_fp32_modules != "auto":
         return policy
-    return replace(policy, pinned=(*policy.pinned, *automatic_pins(model)))
+    return replace(policy, pinned_exactly=automatic_pins(model))
 
 
 def automatic_pins(model: nn.Module) -> tuple[str, ...]:

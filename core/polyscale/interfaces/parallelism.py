@@ -8,7 +8,7 @@ several per rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -46,6 +46,7 @@ class ParallelContext:
         precision: dtypes of compute, master, accumulation and reduction.
         device: where this rank's parameters go.
         materializer: starting values by name, whether the model is real, deferred or on the meta device.
+        note: tells the watchdog what this rank does now, for the message when a rank fails; cheap.
     """
 
     config: Config
@@ -55,6 +56,13 @@ class ParallelContext:
     precision: PrecisionPolicy
     device: torch.device
     materializer: Materializer
+    note: Callable[[str], None] = lambda detail: None
+
+    @property
+    def predivisor(self) -> float:
+        """What gradients are divided by before a reduction (``gradient_predivide_factor``); the engine undoes it."""
+        reduced = self.topology.dp_size > 1 and self.config.prescale_gradients
+        return float(self.config.gradient_predivide_factor) if reduced else 1.0
 
 
 @dataclass
@@ -96,7 +104,7 @@ class GradientSynchronizer(Protocol):
     A micro-step holds any number of backwards, which add. Gradients are sums over ranks: the engine divides.
 
     Attributes:
-        divisor: what the sums were divided by before the reduction (``gradient_predivide_factor``), else 1.0.
+        divisor: what the sums were divided by before the reduction (``ParallelContext.predivisor``).
     """
 
     divisor: float
@@ -107,9 +115,16 @@ class GradientSynchronizer(Protocol):
     def after_backward(self) -> None:
         """The backward has ended; ranks have called the same sequence of collectives."""
 
-    def finish(self) -> None:
+    def finish(self, equal: Sequence[int] = ()) -> None:
         """Reduce what is pending and wait; afterwards ``store.local(name, "gradient")`` is the sum over ranks, or
-        None for a parameter that had no gradient on any rank."""
+        None for a parameter that had no gradient on any rank. More backwards may follow, and another ``finish``.
+
+        Args:
+            equal: numbers that must be the same on all data-parallel ranks (fewer than 2**31 in size).
+
+        Raises:
+            RankError: they are not.
+        """
 
     def clear(self) -> None:
         """Drop all gradients, pending ones too (after an update, or a skipped one)."""

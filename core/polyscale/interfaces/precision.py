@@ -18,7 +18,9 @@ class PrecisionPolicy:
         master: dtype of what the optimizer updates; None: fp32, or fp64 for a parameter that is fp64.
         accumulation: dtype in which gradients of micro-steps are added.
         reduction: dtype in which gradients are summed over ranks.
-        pinned: name patterns (fnmatch) of parameters that compute in the master's dtype.
+        pinned: parameters that compute in the master's dtype. A name with a wildcard is a pattern (fnmatch) on
+            parameter names; a plain name is that module or parameter at any depth, and all below it.
+        pinned_exactly: full names of further ones, which may match nothing.
     """
 
     parameter: torch.dtype | None = None
@@ -26,6 +28,7 @@ class PrecisionPolicy:
     accumulation: torch.dtype | None = None
     reduction: torch.dtype | None = None
     pinned: tuple[str, ...] = ()
+    pinned_exactly: tuple[str, ...] = ()
 
 
 class LossScaler(Protocol):

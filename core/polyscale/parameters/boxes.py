@@ -7,6 +7,7 @@ axis that does not cut replicates; of replicas, the rank at coordinate 0 owns th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -39,13 +40,18 @@ class Region:
 
 def model_parallel_region(info: ParamInfo) -> Region:
     """The block that model-parallel axes leave to this rank, before data parallelism."""
-    region = Region((0,) * len(info.shape), info.shape)
-    if info.mesh is None:
+    return sharded_region(info.shape, info.mesh, info.placements)
+
+
+def sharded_region(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> Region:
+    """The block of a tensor of ``shape`` that ``placements`` on ``mesh`` (None: not cut) give to this rank."""
+    region = Region((0,) * len(shape), shape)
+    if mesh is None:
         return region
-    coordinate = info.mesh.get_coordinate()
-    for axis, placement in enumerate(info.placements):
+    coordinate = mesh.get_coordinate()
+    for axis, placement in enumerate(placements):
         if placement.is_shard():
-            region = region.chunk(placement.dim, coordinate[axis], info.mesh.size(axis))
+            region = region.chunk(placement.dim, coordinate[axis], mesh.size(axis))
         elif coordinate[axis] != 0:
             region = Region(region.offsets, region.sizes, owner=False)
     return region

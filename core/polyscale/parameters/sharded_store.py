@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -34,6 +34,8 @@ class ShardedStore(ABC):
         self._places = _places(parts)
         self._optimizer: torch.optim.Optimizer | None = None
         self.granularity: Granularity = "element"
+        self.gathering = 0
+        self.before_gradients: Callable[[], None] = lambda: None
 
     # What a plugin says.
 
@@ -103,6 +105,8 @@ class ShardedStore(ABC):
     def get_full(self, fqn: str, kind: str = "parameter") -> torch.Tensor | None:
         """See the Protocol."""
         fqn = self.canonical(fqn)
+        if kind == "gradient":
+            self.before_gradients()
         local = self.local(fqn, kind)
         if local is None:
             return None
@@ -114,6 +118,8 @@ class ShardedStore(ABC):
     def set_full(self, fqn: str, value: torch.Tensor, kind: str = "parameter") -> None:
         """See the Protocol."""
         fqn = self.canonical(fqn)
+        if kind == "gradient":
+            self.before_gradients()
         local = self.local(fqn, kind)
         if local is None:
             raise PolyscaleError(
@@ -149,9 +155,11 @@ class ShardedStore(ABC):
         whole = {fqn: nn.Parameter(self._whole(fqn), self.infos[fqn].requires_grad) for fqn in names}
         before = {} if modify else {fqn: checksum(tensor) for fqn, tensor in whole.items()}
         saved = [self._swap_in(fqn, parameter) for fqn, parameter in whole.items()]
+        self.gathering += 1
         try:
             yield {fqn: parameter.data for fqn, parameter in whole.items()}
         finally:
+            self.gathering -= 1
             for undo in reversed(saved):
                 undo()
         if modify:

@@ -6,7 +6,7 @@ Checkpoints, export, LAMB's norms, Muon's matrices, LoRA and the DeepSpeed drop-
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,12 +21,25 @@ if TYPE_CHECKING:
 class ParameterStore(Protocol):
     """What every data-parallel plugin implements (most of it by ``ShardedStore``).
 
-    ``kind`` is "parameter" (the master value), "gradient" (the reduced sum; None where there is none), or the name of
-    an optimizer state ("exp_avg"). Names may be any of a tied parameter's names.
+    ``kind`` is "parameter" (the master value), "gradient", or the name of an optimizer state ("exp_avg"). Names may be
+    any of a tied parameter's names. A gradient exists from the first backward of an accumulation to its update: the sum
+    over ranks and micro-steps so far, not averaged, times the loss scale under fp16; reading a whole one reduces what
+    is pending.
+
+    Attributes:
+        infos: every parameter by its canonical name.
+        granularity: that of the attached optimizer.
+        gathering: how many ``gathered`` contexts are open.
+        before_gradients: set by the engine; reduces what is pending.
     """
 
     infos: Mapping[str, ParamInfo]
     granularity: Granularity
+    gathering: int
+    before_gradients: Callable[[], None]
+
+    def canonical(self, name: str | torch.nn.Parameter) -> str:
+        """The canonical name of a parameter given by any of its names, or by the object in the module."""
 
     def optimizer_parameter(self, fqn: str, granularity: Granularity) -> torch.nn.Parameter:
         """What an optimizer of ``granularity`` updates for this parameter; the same object at each call."""
@@ -55,7 +68,8 @@ class ParameterStore(Protocol):
     def gathered(
         self, params: Iterable[str | torch.nn.Parameter], modify: bool = False
     ) -> AbstractContextManager[dict[str, torch.Tensor]]:
-        """Give the module whole parameters for a while, and yield them by name.
+        """Give the module whole parameters for a while, and yield them by name. They are copies: the model cannot be
+        called inside.
 
         With ``modify=True`` rank 0's values are broadcast at exit and kept. Without it any write, through ``.data``
         too, is found by a checksum and is an error at exit, at every stage.

@@ -12,46 +12,58 @@ from torch import nn
 from polyscale._torch import tree_map
 from polyscale.errors import ConfigError
 from polyscale.interfaces.parallelism import Part
+from polyscale.interfaces.precision import PrecisionPolicy
+from polyscale.parameters.inspect import FoundParameter, find_parameters
 
 
-def pinned_names(names: Iterable[str], patterns: tuple[str, ...]) -> frozenset[str]:
-    """Return the parameters that compute in their master's dtype.
+def pinned_names(found: Iterable[FoundParameter], precision: PrecisionPolicy) -> frozenset[str]:
+    """Return the names of the parameters that compute in their master's dtype.
 
     Raises:
-        ConfigError: a pattern matches no parameter.
+        ConfigError: a name that was given matches no parameter.
     """
-    known = list(names)
-    pinned: set[str] = set()
-    for pattern in patterns:
-        matched = fnmatch.filter(known, pattern)
+    if precision.parameter is None:
+        return frozenset()
+    known = [name for entry in found for name in (entry.fqn, *entry.tied_to)]
+    pinned = set(precision.pinned_exactly).intersection(known)
+    for given in precision.pinned:
+        matched = [name for name in known if matches(name, given)]
         if not matched:
             raise ConfigError(
-                f"data_types.keep_in_fp32_modules has {pattern!r}",
+                f"data_types.keep_in_fp32_modules has {given!r}",
                 why="it matches no parameter name",
-                fix=f"Names look like {known[0]!r}; write for example '*norm*'" if known else "",
+                fix=f"Names look like {known[0]!r}; write for example 'norm' or '*norm*'" if known else "",
             )
         pinned.update(matched)
     return frozenset(pinned)
 
 
+def matches(name: str, given: str) -> bool:
+    """Whether the parameter ``name`` is meant by ``given``: "norm" means "norm", "norm.weight" and "a.norm.weight"."""
+    if any(sign in given for sign in "*?["):
+        return fnmatch.fnmatchcase(name, given)
+    return f".{given}." in f".{name}."
+
+
 def pinned_modules(parts: list[Part], pinned: frozenset[str]) -> list[nn.Module]:
-    """Return the modules that own pinned parameters.
+    """Return the modules that own pinned parameters, under any name of a tied one.
 
     Raises:
         ConfigError: a module owns pinned and other parameters: its computation cannot have two dtypes.
     """
+    wanted = {id(e.parameter) for e in find_parameters(parts) if pinned.intersection((e.fqn, *e.tied_to))}
     modules = []
     for part in parts:
         for name, module in part.module.named_modules():
             prefix = ".".join(filter(None, (part.prefix, name)))
-            own = [f"{prefix}.{key}" if prefix else key for key, p in module._parameters.items() if p is not None]
-            matched = [fqn for fqn in own if fqn in pinned]
+            own = {key: p for key, p in module._parameters.items() if p is not None}
+            matched = [key for key, p in own.items() if id(p) in wanted]
             if matched and len(matched) < len(own):
                 rest = sorted(set(own) - set(matched))
                 raise ConfigError(
-                    f"data_types.keep_in_fp32_modules pins {', '.join(matched)}",
+                    f"data_types.keep_in_fp32_modules pins {', '.join(matched)} of {prefix or 'the model'}",
                     why=f"the same module also owns {', '.join(rest)}, and it computes in one dtype",
-                    fix=f"Pin all of them, for example with the pattern {prefix + '.*'!r}",
+                    fix=f"Pin all of them, with {prefix!r}",
                 )
             if matched:
                 modules.append(module)

@@ -1,6 +1,5 @@
 """Policies of the three precisions, from real configurations."""
 
-from fnmatch import fnmatchcase
 
 import pytest
 import torch
@@ -8,6 +7,7 @@ import torch
 from polyscale import PluginContext, load_config
 from polyscale.errors import ConfigError
 from polyscale.interfaces.precision import LossScaler, Precision
+from polyscale_standard.casting import matches
 from polyscale_standard.precision import Bf16Plugin, DynamicLossScaler, Fp16Plugin, Fp32Plugin, StaticLossScaler
 
 fp32, fp64, bf16, fp16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
@@ -47,7 +47,12 @@ def test_communication_data_type_changes_the_reduction_alone():
 
 def test_data_types_change_accumulation_and_compute():
     policy = made(Fp32Plugin, {"data_types": {"grad_accum_dtype": "fp64", "param_dtype": "bf16"}}).policy()
-    assert dtypes(policy) == (bf16, None, fp64, None)
+    assert dtypes(policy) == (bf16, fp32, fp64, fp32)
+
+
+def test_gradients_are_never_added_in_16_bits():
+    with pytest.raises(ConfigError, match="grad_accum_dtype"):
+        made(Bf16Plugin, {"data_types": {"grad_accum_dtype": "bf16"}}).policy()
 
 
 def test_keep_in_fp32_modules_pins_modules_by_name_and_by_pattern():
@@ -55,7 +60,7 @@ def test_keep_in_fp32_modules_pins_modules_by_name_and_by_pattern():
     pinned = made(Bf16Plugin, config).policy().pinned
 
     def is_pinned(name):
-        return any(fnmatchcase(name, pattern) for pattern in pinned)
+        return any(matches(name, given) for given in pinned)
 
     for name in ("norm", "norm.weight", "layers.0.norm.weight", "layers.0.norm.inner.bias", "a.router.weight"):
         assert is_pinned(name), name

@@ -11,6 +11,7 @@ Distributed", section 3.2.3).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from polyscale.interfaces.communication import Communication, Work
 from polyscale.interfaces.parallelism import ParallelContext
 from polyscale.parameters.inspect import as_dtensor
 from polyscale.parameters.sharded_store import local_tensor
+from polyscale.parameters.usage import UsageAgreement
 
 
 class Bucket:
@@ -62,21 +64,22 @@ class BucketedGradients:
         context: ParallelContext,
         bucket_bytes: int,
     ) -> None:
-        self.divisor = float(context.config.gradient_predivide_factor) if context.config.prescale_gradients else 1.0
+        self.divisor = context.predivisor
+        self._note = context.note
         self._communication: Communication = context.communication
         self._group = context.topology.group("grad") if context.topology.dp_size > 1 else None
         self._alone = context.topology.dp_size == 1
         self._reduction = context.precision.reduction
-        self._device = context.device
         self._masters = masters
         self._elements = elements
         trained = [name for name, parameter in computed.items() if parameter.requires_grad and parameter.numel()]
         self._buckets = _make_buckets(trained, masters, context, bucket_bytes)
         self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.views}
         self._index = {name: position for position, name in enumerate(trained)}
+        self._usage = UsageAgreement(context, len(self._index) + len(self._buckets))
         self._used: set[str] = set()
         self._next = 0
-        self._reducing = False
+        self._reducing = self._given = False
         self._handles = [hook_after_accumulation(computed[name], self._make_hook(name)) for name in trained]
 
     def before_backward(self, *, last: bool, hold: bool) -> None:
@@ -84,25 +87,27 @@ class BucketedGradients:
         self._reducing = last and not hold and not self._alone
         for bucket in self._buckets:
             bucket.missing = set(bucket.views)
+        if self._given:  # by an early ``finish``: autograd must not add to the views
+            self._take_back()
 
     def after_backward(self) -> None:
         """See the Protocol."""
         self._reducing = False
 
     @torch.no_grad()
-    def finish(self) -> None:
+    def finish(self, equal: Sequence[int] = ()) -> None:
         """See the Protocol."""
+        used = self._used
         if not self._alone:
             for bucket in self._buckets[self._next :]:
                 self._launch(bucket)
-            used = self._agree()
+            used = self._agree(equal)
             for bucket in self._buckets:
                 bucket.settle()
-        else:
-            used = self._used
         for name, bucket in self._bucket_of.items():
             if name in used:
                 self._give(name, bucket.views[name])
+        self._given = True
 
     def clear(self) -> None:
         """See the Protocol."""
@@ -110,8 +115,7 @@ class BucketedGradients:
             bucket.settle()
             bucket.launched = bucket.late = False
             bucket.first_round = None
-        for name in self._bucket_of:
-            self._masters[name].grad = self._elements[name].grad = None
+        self._take_back()
         self._used = set()
         self._next = 0
 
@@ -122,6 +126,11 @@ class BucketedGradients:
         self._handles = []
         self._buckets = []
         self._bucket_of = {}
+
+    def _take_back(self) -> None:
+        for name in self._bucket_of:
+            self._masters[name].grad = self._elements[name].grad = None
+        self._given = False
 
     def _give(self, name: str, view: torch.Tensor) -> None:
         """Hand the reduced gradient to the element, and to the master where that is a DTensor over it."""
@@ -170,6 +179,7 @@ class BucketedGradients:
         self._next += 1
 
     def _reduce(self, bucket: Bucket) -> None:
+        self._note(f"all_reduce of bucket {self._buckets.index(bucket)}")
         if self.divisor != 1.0:
             bucket.flat.div_(self.divisor)
         if self._reduction is None or self._reduction == bucket.flat.dtype or bucket.flat.dtype == torch.float64:
@@ -179,20 +189,14 @@ class BucketedGradients:
         self._communication.all_reduce(lowered, self._group).wait()
         bucket.flat.copy_(lowered)
 
-    def _agree(self) -> set[str]:
+    def _agree(self, equal: Sequence[int]) -> set[str]:
         """Return the parameters used on any rank, after second rounds of the buckets that are late on any rank."""
-        flags = torch.zeros(len(self._index) + len(self._buckets), dtype=torch.int32)
-        for name in self._used:
-            flags[self._index[name]] = 1
-        for position, bucket in enumerate(self._buckets):
-            flags[len(self._index) + position] = int(bucket.late)
-        flags = flags.to(self._device)
-        self._communication.all_reduce(flags, self._group, op="max").wait_host()
-        answer = flags.tolist()
-        for position, bucket in enumerate(self._buckets):
-            if answer[len(self._index) + position]:
+        flags = [name in self._used for name in self._index] + [bucket.late for bucket in self._buckets]
+        answer = self._usage.exchange(flags, equal, "micro-steps and weights of this accumulation")
+        for bucket, late in zip(self._buckets, answer[len(self._index) :], strict=True):
+            if late:
                 self._second_round(bucket)
-        return {name for name, position in self._index.items() if answer[position]}
+        return {name for name, used in zip(self._index, answer, strict=False) if used}
 
     def _second_round(self, bucket: Bucket) -> None:
         if not bucket.late:
@@ -202,6 +206,7 @@ class BucketedGradients:
         assert bucket.first_round is not None
         bucket.flat.add_(bucket.first_round)
         bucket.first_round = None
+        bucket.late = False
 
 
 def _make_buckets(

@@ -13,7 +13,7 @@ from polyscale.interfaces.parallelism import DataParallelApplied, ParallelContex
 from polyscale.parameters.inspect import FoundParameter, describe, find_parameters, master_dtype
 from polyscale.parameters.sharded_store import local_tensor
 from polyscale.parameters.start import fill_whole
-from polyscale_standard.casting import cast_whole_model, pinned_names
+from polyscale_standard.casting import cast_whole_model, pinned_modules, pinned_names
 from polyscale_standard.ddp.buckets import BucketedGradients
 from polyscale_standard.ddp.store import ReplicatedStore
 
@@ -45,11 +45,12 @@ class Ddp:
     def apply(self, parts: list[Part], context: ParallelContext) -> DataParallelApplied:
         """See the Protocol. Parameters stay whole in the modules; bf16 and fp16 get separate fp32 masters."""
         before = {entry.fqn: entry.parameter for entry in find_parameters(parts)}
-        pinned = pinned_names(before, context.precision.pinned)
+        pinned = pinned_names(find_parameters(parts), context.precision)
         fill_whole(parts, context)
         found = find_parameters(parts)
         computed = {entry.fqn: entry.parameter for entry in found}
-        masters = {entry.fqn: _make_master(entry, context, pinned) for entry in found}
+        kept = {id(parameter) for module in pinned_modules(parts, pinned) for parameter in module.parameters(False)}
+        masters = {entry.fqn: _make_master(entry, context, kept) for entry in found}
         handles = cast_whole_model(parts, context.precision.parameter, pinned)
         world = context.topology.world_size
         infos = {entry.fqn: describe(entry, masters[entry.fqn], world_size=world) for entry in found}
@@ -61,6 +62,9 @@ class Ddp:
             gradients.close()
             for handle in handles:
                 handle.remove()
+            for fqn, master in masters.items():
+                if computed[fqn] is not master:  # the module keeps what was trained, not its 16-bit copy
+                    computed[fqn].data = master.data
 
         replaced = {before[fqn]: master for fqn, master in masters.items() if before[fqn] is not master}
         return DataParallelApplied(
@@ -75,16 +79,17 @@ class Ddp:
 
 def _element(master: nn.Parameter) -> nn.Parameter:
     """What element-wise optimizers update: the master, or the local part of one that is a DTensor."""
-    local = local_tensor(master.data)
-    return master if local is master.data else nn.Parameter(local, requires_grad=master.requires_grad)
+    if not hasattr(master, "device_mesh"):
+        return master
+    return nn.Parameter(local_tensor(master.data), requires_grad=master.requires_grad)
 
 
-def _make_master(entry: FoundParameter, context: ParallelContext, pinned: frozenset[str]) -> nn.Parameter:
+def _make_master(entry: FoundParameter, context: ParallelContext, pinned: set[int]) -> nn.Parameter:
     """Return the parameter itself when it computes in its master's dtype, else a separate master copy."""
     parameter = entry.parameter
     dtype = master_dtype(parameter, context.precision.master)
     compute = context.precision.parameter
-    if compute is None or compute == dtype or entry.fqn in pinned or not parameter.is_floating_point():
+    if compute is None or compute == dtype or id(parameter) in pinned or not parameter.is_floating_point():
         parameter.data = parameter.data.to(dtype)
         return parameter
     master = nn.Parameter(parameter.detach().to(dtype, copy=True), requires_grad=parameter.requires_grad)

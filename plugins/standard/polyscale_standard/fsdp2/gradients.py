@@ -11,35 +11,42 @@ small all-reduce per update, and a parameter used nowhere gets no gradient: it d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from polyscale import _torch
 from polyscale.interfaces.parallelism import ParallelContext, Part
+from polyscale.parameters.usage import UsageAgreement
+from polyscale_standard.fsdp2.calls import UnitCalls
 from polyscale_standard.fsdp2.store import DTensorStore
 
 
 class ShardedGradients:
     """The gradient synchroniser of fsdp2. See ``GradientSynchronizer`` for the contract."""
 
-    def __init__(self, parts: list[Part], store: DTensorStore, context: ParallelContext) -> None:
-        self.divisor = float(context.config.gradient_predivide_factor) if context.config.prescale_gradients else 1.0
+    def __init__(self, parts: list[Part], store: DTensorStore, context: ParallelContext, calls: UnitCalls) -> None:
+        self.divisor = context.predivisor
         self._parts = parts
         self._store = store
-        self._topology, self._communication = context.topology, context.communication
-        self._device = context.device
+        self._calls = calls
+        self._communication = context.communication
+        self._group = context.topology.group("grad") if context.topology.dp_size > 1 else None
+        self._alone = context.topology.dp_size == 1
         self._stage = context.config.zero_optimization.stage
         self._syncing = True
         self._resharding = True
         self._held = False
+        self._ended = 0
         self._names = [fqn for fqn, info in store.infos.items() if info.requires_grad and store.trainable(fqn)]
         self._used: set[str] = set()
+        self._reduced_whole: dict[str, torch.Tensor] = {}
+        self._usage = UsageAgreement(context, len(self._names))
         self._units = [unit for part in parts for unit in _torch.fsdp_units(part.module)]
         by_parameter = {id(store.sharded[fqn]): fqn for fqn in self._names}
         for unit in self._units:
-            _watch(unit, by_parameter, self._used)
+            self._watch(unit, by_parameter, context)
         self._whole = [fqn for fqn in self._names if not store.is_sharded(fqn)]
 
     def before_backward(self, *, last: bool, hold: bool) -> None:
@@ -55,22 +62,34 @@ class ShardedGradients:
         self._syncing, self._resharding = sync, reshard
         # A reduction includes what earlier micro-steps held, so only a held backward leaves work for ``finish``.
         self._held = not sync
-
-    def after_backward(self) -> None:
-        """See the Protocol."""
+        self._ended = 0
 
     @torch.no_grad()
-    def finish(self) -> None:
+    def after_backward(self) -> None:
+        """See the Protocol."""
+        self._calls.after_backward()
+        if self._ended == 0:
+            # FSDP2 finds the end of backward through the tensors in the root's output. A model of one unit that
+            # returns an object torch cannot look into leaves it without an end: it is brought about here.
+            self._end_backward()
+
+    @torch.no_grad()
+    def finish(self, equal: Sequence[int] = ()) -> None:
         """See the Protocol."""
         if self._held:
+            self._held = False
+            self._syncing = self._resharding = True
             for part in self._parts:
                 module: Any = part.module
                 module.set_requires_gradient_sync(True)
                 module.set_reshard_after_backward(True)
-                _torch.fsdp_reduce_held(part.module)
-            self._syncing = self._resharding = True
-            self._held = False
-        used = self._agree()
+            self._end_backward()
+        self._used.update(fqn for fqn in self._whole if self._store.sharded[fqn].grad is not None)
+        flags = [fqn in self._used for fqn in self._names]
+        answer = self._usage.exchange(
+            flags, (*equal, self._calls.order), "micro-steps, weights and units called in this accumulation"
+        )
+        used = {fqn for fqn, anywhere in zip(self._names, answer, strict=True) if anywhere}
         self._reduce_whole(used)
         for fqn in self._names:
             self._store.take_gradient(fqn, used=fqn in used)
@@ -82,12 +101,15 @@ class ShardedGradients:
         for fqn in self._names:
             self._store.take_gradient(fqn, used=False)
         self._used.clear()
+        self._reduced_whole.clear()
+        self._calls.clear()
         self._held = False
 
     def recover(self) -> None:
         """Drop what a forward or backward that raised has left."""
         for part in self._parts:
             _torch.fsdp_reset_after_error(part.module)
+        self._calls.after_backward()
         self.clear()
 
     def close(self) -> None:
@@ -96,46 +118,46 @@ class ShardedGradients:
             vars(unit).pop("post_backward", None)
         self._units = []
 
-    def _agree(self) -> set[str]:
-        """Return the parameters that had a gradient on any data-parallel rank."""
-        self._used.update(fqn for fqn in self._whole if self._store.sharded[fqn].grad is not None)
-        if self._topology.dp_size == 1:
-            return set(self._used)
-        flags = torch.tensor([fqn in self._used for fqn in self._names], dtype=torch.int32)
-        flags = flags.to(self._device)
-        group = self._topology.group("grad")
-        self._communication.all_reduce(flags, group, op="max").wait_host()
-        return {fqn for fqn, used in zip(self._names, flags.tolist(), strict=True) if used}
+    def _end_backward(self) -> None:
+        for part in self._parts:
+            _torch.fsdp_end_backward(part.module)
 
     def _reduce_whole(self, used: set[str]) -> None:
-        """Sum the gradients of the parameters that stay whole."""
-        if self._topology.dp_size == 1:
-            return
-        group = self._topology.group("grad")
+        """Sum the gradients of the parameters that stay whole; those reduced by an earlier ``finish`` are added."""
         for fqn in self._whole:
-            if fqn in used:
-                parameter = self._store.sharded[fqn]
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                parameter.grad.div_(self.divisor)
-                self._communication.all_reduce(parameter.grad, group).wait()
+            parameter = self._store.sharded[fqn]
+            if fqn not in used or self._alone:
+                continue
+            fresh = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.div_(self.divisor)
+            if fqn in self._reduced_whole and parameter.grad is not None:
+                fresh = fresh - self._reduced_whole[fqn] / self.divisor
+            self._communication.all_reduce(fresh, self._group).wait()
+            total = fresh + self._reduced_whole[fqn] if fqn in self._reduced_whole else fresh
+            self._reduced_whole[fqn] = total
+            parameter.grad = total.clone()
 
+    def _watch(self, unit: Any, names: dict[int, str], context: ParallelContext) -> None:
+        """Record which parameters of ``unit`` have a gradient whenever its backward ends, then let FSDP2 go on."""
+        original: Callable[..., None] = unit.post_backward
+        # Taken out of the context, which holds recordings of starting values that must not live on.
+        accumulation, note = context.precision.accumulation, context.note
+        members = [
+            (inner, names[id(parameter)])
+            for inner, parameter in _torch.fsdp_unit_parameters(unit)
+            if id(parameter) in names
+        ]
+        label = f"reduce_scatter of the unit of {members[0][1]}" if members else "end of a frozen unit"
 
-def _watch(unit: Any, names: dict[int, str], used: set[str]) -> None:
-    """Record which parameters of ``unit`` have a gradient whenever its backward ends, then let FSDP2 go on."""
-    original: Callable[..., None] = unit.post_backward
-    members = [
-        (inner, names[id(parameter)])
-        for inner, parameter in _torch.fsdp_unit_parameters(unit)
-        if id(parameter) in names
-    ]
+        def post_backward(*unused: Any) -> None:
+            note(label)
+            self._ended += 1
+            for inner, fqn in members:
+                if fqn not in self._used and _torch.fsdp_has_gradient(inner):
+                    self._used.add(fqn)
+            if unit.reduce_grads:
+                _torch.fsdp_prepare_reduction(unit, divisor=self.divisor)
+            else:
+                _torch.fsdp_hold(unit, accumulation)
+            original(*unused)
 
-    def post_backward(*unused: Any) -> None:
-        for inner, fqn in members:
-            if fqn not in used and _torch.fsdp_has_gradient(inner):
-                used.add(fqn)
-        if unit.reduce_grads:
-            _torch.fsdp_prepare_reduction(unit)
-        original(*unused)
-
-    unit.post_backward = post_backward
+        unit.post_backward = post_backward

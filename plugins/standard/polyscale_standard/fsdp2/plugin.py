@@ -7,6 +7,7 @@ gradients ``gradients`` sums itself. FSDP2 is imported when the plugin is applie
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -16,11 +17,12 @@ from torch import nn
 from polyscale.errors import ConfigError, UnsupportedError, nearest
 from polyscale.hooks import PluginContext, hookimpl
 from polyscale.interfaces.parallelism import DataParallelApplied, ParallelContext, Part
+from polyscale.parameters.boxes import sharded_region
 from polyscale.parameters.inspect import FoundParameter, describe, find_parameters, master_dtype, mesh_of
 from polyscale.parameters.start import fill_buffers, fill_whole, start_value
 from polyscale_standard.casting import pinned_modules, pinned_names
+from polyscale_standard.fsdp2.calls import UnitCalls
 from polyscale_standard.fsdp2.gradients import ShardedGradients
-from polyscale_standard.fsdp2.recompute import refuse_lost_gradients
 from polyscale_standard.fsdp2.store import DTensorStore
 from polyscale_standard.fsdp2.units import choose_units
 
@@ -53,7 +55,7 @@ class Fsdp2:
         """See the Protocol. ``fully_shard`` replaces parameters and changes the classes of its modules in place."""
         _refuse_sharded(parts)
         found = find_parameters(parts)
-        pinned = pinned_names([entry.fqn for entry in found], context.precision.pinned)
+        pinned = pinned_names(found, context.precision)
         _refuse_mixed_dtypes(found, context)
         on_meta = any(entry.parameter.is_meta for entry in found)
         if on_meta:
@@ -64,20 +66,21 @@ class Fsdp2:
         lifted = find_parameters(parts)
         whole = {entry.fqn: entry.parameter for entry in lifted if not _shardable(entry.parameter)}
         for part in parts:
-            _shard(part.module, context, self.unit_classes, pinned_modules([part], pinned), set(whole.values()))
+            kept = pinned_modules([part], pinned)
+            _refuse_shared(kept, part.module)
+            _shard(part.module, context, self.unit_classes, kept, set(whole.values()))
         if on_meta:
             _fill_shards(parts, context)
         sharded = {entry.fqn: entry.parameter for entry in find_parameters(parts)}
         world = context.topology.world_size
         infos = {entry.fqn: describe(entry, sharded[entry.fqn], world_size=world) for entry in lifted}
         store = DTensorStore(parts, infos, sharded, context)
-        gradients = ShardedGradients(parts, store, context)
-        guards = refuse_lost_gradients(parts)
+        calls = UnitCalls(parts, context.note)
+        gradients = ShardedGradients(parts, store, context, calls)
 
         def close() -> None:
             gradients.close()
-            for guard in guards:
-                guard.remove()
+            calls.close()
 
         replaced = {entry.parameter: sharded[entry.fqn] for entry in found}
         return DataParallelApplied(
@@ -157,6 +160,19 @@ def _empty_masters(parts: list[Part], context: ParallelContext) -> None:
                 module._parameters[key] = made[id(parameter)]
 
 
+def _refuse_shared(pinned: list[nn.Module], root: nn.Module) -> None:
+    """A pinned module is a unit of its own, so its parameters cannot be shared with another one."""
+    owners = Counter(id(p) for module in root.modules() for p in module._parameters.values() if p is not None)
+    for module in pinned:
+        for name, parameter in module.named_parameters(recurse=False):
+            if owners[id(parameter)] > 1:
+                raise UnsupportedError(
+                    f"data_types.keep_in_fp32_modules pins a tied weight ({name} of {type(module).__name__})",
+                    why="fsdp2 shards what computes in fp32 apart from the rest, and a tied weight cannot be in both",
+                    fix="Do not pin it, untie it, or use zero_optimization.stage 0",
+                )
+
+
 def _shard(
     module: nn.Module,
     context: ParallelContext,
@@ -186,10 +202,9 @@ def _shard(
             fully_shard(unit, mp_policy=policy, **common)
     if not isinstance(module, FSDPModule):
         fully_shard(module, mp_policy=policy, **common)
-    divisor = _divisor(context)
     for child in module.modules():
         if isinstance(child, FSDPModule):
-            child.set_gradient_divide_factor(divisor)
+            child.set_gradient_divide_factor(1.0)
             child.set_force_sum_reduction_for_comms(True)
 
 
@@ -200,15 +215,9 @@ def _reduce_dtype(module: nn.Module, context: ParallelContext) -> torch.dtype | 
     return context.precision.reduction
 
 
-def _divisor(context: ParallelContext) -> float:
-    return float(context.config.gradient_predivide_factor) if context.config.prescale_gradients else 1.0
-
-
 @torch.no_grad()
 def _fill_shards(parts: list[Part], context: ParallelContext) -> None:
     """Allocate the shards of a model on the meta device and fill them, one whole parameter in memory at a time."""
-    from polyscale.parameters.boxes import Region
-
     for part in parts:
         buffers = {
             (id(module), key): value
@@ -230,12 +239,7 @@ def _fill_shards(parts: list[Part], context: ParallelContext) -> None:
         if not hasattr(parameter, "to_local"):
             parameter.copy_(value)
             continue
-        region = Region((0,) * value.dim(), tuple(value.shape))
-        mesh, placements = mesh_of(parameter)
-        for axis, placement in enumerate(placements):
-            if placement.is_shard():
-                region = region.chunk(placement.dim, mesh.get_coordinate()[axis], mesh.size(axis))
-        parameter.to_local().copy_(region.cut(value))
+        parameter.to_local().copy_(sharded_region(tuple(value.shape), *mesh_of(parameter)).cut(value))
 
 
 def _unit_classes(options: Mapping[str, Any]) -> tuple[str, ...] | None:

@@ -1,8 +1,7 @@
 """The three precisions and how the configuration changes them.
 
-Notable: a policy's None means "the master's own", which is how an fp64 model stays fp64 throughout under fp32. An
-accumulation or reduction dtype is never narrowed silently: only ``data_types.grad_accum_dtype`` and
-``communication_data_type`` do that.
+Notable: a policy's None means "the master's own", which is how an fp64 model stays fp64 throughout under fp32. A
+reduction is narrowed by ``communication_data_type`` only; gradients are never added in fewer than 32 bits.
 """
 
 from __future__ import annotations
@@ -52,18 +51,29 @@ class StandardPrecision:
         Raises:
             ConfigError: an unknown dtype name.
         """
-        wide = dtype("fp32", "fp32") if self._compute else None
+        compute = self._asked("data_types.param_dtype") or (dtype(self._compute, "") if self._compute else None)
+        wide = dtype("fp32", "fp32") if compute is not None else None
         return PrecisionPolicy(
-            parameter=self._asked("data_types.param_dtype") or (dtype(self._compute, "") if self._compute else None),
+            parameter=compute,
             master=wide,
-            accumulation=self._asked("data_types.grad_accum_dtype") or wide,
+            accumulation=self._accumulation() or wide,
             reduction=self._asked("communication_data_type") or wide,
-            pinned=pinned_patterns(setting(self._context, "data_types.keep_in_fp32_modules", None)),
+            pinned=_names(setting(self._context, "data_types.keep_in_fp32_modules", None)),
         )
 
     def scaler(self) -> LossScaler | None:
         """None: the loss is not scaled."""
         return None
+
+    def _accumulation(self) -> torch.dtype | None:
+        asked = self._asked("data_types.grad_accum_dtype")
+        if asked is not None and asked.itemsize < 4:
+            raise ConfigError(
+                f"data_types.grad_accum_dtype = {setting(self._context, 'data_types.grad_accum_dtype', None)!r}",
+                why="gradients are never added in fewer than 32 bits here: small ones would be lost",
+                fix="Leave it out, or write 'fp32'",
+            )
+        return asked
 
     def _asked(self, key: str) -> torch.dtype | None:
         value = setting(self._context, key, None)
@@ -116,21 +126,11 @@ def dtype(name: str, key: str) -> torch.dtype:
     return found
 
 
-def pinned_patterns(names: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Turn names of modules or parameters into patterns on parameter names.
-
-    A name with a wildcard is a pattern already. A plain name matches that module or parameter at any depth and all
-    below it: "norm" pins "norm", "norm.weight", "layers.0.norm.weight", not "normal.weight".
-    """
-    if names is None or names == "auto":
+def _names(given: str | Iterable[str] | None) -> tuple[str, ...]:
+    """The names to pin; "auto" leaves them to the model."""
+    if given is None or given == "auto":
         return ()
-    patterns: list[str] = []
-    for name in [names] if isinstance(names, str) else names:
-        if any(sign in name for sign in "*?["):
-            patterns.append(name)
-        else:
-            patterns += [name, f"{name}.*", f"*.{name}", f"*.{name}.*"]
-    return tuple(patterns)
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def setting(context: PluginContext, key: str, default: Any) -> Any:
