@@ -18,7 +18,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import polyscale
-from polyscale.discovery import select_accelerator
 
 GPT2 = '{"model_type": "gpt2", "n_layer": 4, "n_embd": 160, "n_head": 4, "n_positions": 128, "vocab_size": 1024}'
 
@@ -97,7 +96,7 @@ def main() -> None:
             print(json.dumps({"step": engine.steps, **values}), flush=True)
 
     batches = itertools.chain.from_iterable(itertools.repeat(training))  # one epoch after the other
-    begin, memory = engine.steps, select_accelerator(engine.config.backends.accelerator).memory
+    begin = engine.steps
     while True:
         if engine.steps % 20 == 0 or engine.steps in (begin, args.steps):
             losses = [engine.eval_batch(iter([each])) for each in validation]
@@ -107,7 +106,7 @@ def main() -> None:
         started = time.perf_counter()
         loss = engine.train_batch(batches).item()
         speed = batch.train * args.length / (time.perf_counter() - started)
-        report(loss=loss, tokens_per_s=round(speed), memory_mb=memory().allocated >> 20)
+        report(loss=loss, tokens_per_s=round(speed), memory_mb=engine.memory().allocated >> 20)
     engine.save(args.out / "checkpoint", overwrite=True)
     prompt = torch.tensor([tokenizer.encode(args.prompt).ids[: args.length // 2]], device=engine.device)
     options = {"max_new_tokens": args.length // 2, "do_sample": False, "no_repeat_ngram_size": 3}

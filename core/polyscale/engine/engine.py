@@ -29,6 +29,7 @@ from polyscale.interfaces.observer import EngineClosed, StepTaken
 if TYPE_CHECKING:
     from polyscale.checkpoint.report import LoadReport
     from polyscale.engine.setup import Setup
+    from polyscale.interfaces.accelerator import MemoryUse
     from polyscale.parameters.store import ParameterStore
     from polyscale.topology import Topology
 
@@ -222,6 +223,11 @@ class Engine:
     def learning_rates(self) -> tuple[float, ...]:
         """Learning rate of each group, as the coming update uses it."""
         return self._stepper.rates()
+
+    def memory(self) -> MemoryUse:
+        """Bytes in use on this rank's device (on cpu: by this process): allocated, reserved, peak, total."""
+        self._require_open()
+        return self._setup.accelerator.memory()
 
     # Checkpoints.
 
