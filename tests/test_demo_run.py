@@ -152,7 +152,7 @@ GOOD = {"val_loss_first": 6.95, "val_loss_last": 4.7, "resumed_val_loss": 4.7, "
     ],
 )
 def test_outcomes_are_judged(changes, goal, missed):
-    assert len(tool("demo").judge({**GOOD, **changes}, goal)) == missed
+    assert len(tool("outcome").judge({**GOOD, **changes}, goal, vocabulary=1024)) == missed
 
 
 def test_baselines_are_those_of_counting_by_hand():

@@ -1,23 +1,24 @@
 """``make demo``: trains a small GPT-2 on several ranks, loads its checkpoint in a new process with one, and goes on.
 
 Notable: what trains is ``docs/examples/train_gpt.py``, unchanged, under ``scale run``. This file chooses its options,
-draws the progress bar (stderr), counts the baselines, judges the outcome, and writes ``result.json`` and ``loss.png``;
-the last line on stdout is the result. It exits with 1 when what was promised was missed.
+draws the progress bar (stderr), counts the baselines, has the outcome judged, and writes ``result.json`` and
+``loss.png``; the last line on stdout is the result. It exits with 1 when what was promised was missed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import shutil
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from outcome import Curve, judge, plot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,31 +49,6 @@ class Options:
     more: int
     validation: int
     goal: str
-
-
-@dataclass
-class Curve:
-    """Losses by step, and what else rank 0 has said."""
-
-    training: list[tuple[int, float]] = field(default_factory=list)
-    validation: list[tuple[int, float]] = field(default_factory=list)
-    speeds: list[float] = field(default_factory=list)
-    sentence: str = ""
-
-    def add(self, record: dict[str, Any]) -> None:
-        """Take one record of the example."""
-        if "loss" in record:
-            self.training.append((record["step"], record["loss"]))
-            self.speeds.append(record["tokens_per_s"])
-        if "validation_loss" in record:
-            self.validation.append((record["step"], record["validation_loss"]))
-        self.sentence = record.get("sentence", self.sentence)
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Harmonic mean: equal numbers of tokens per step over the time they took; the first step warms up."""
-        speeds = self.speeds[1:] or self.speeds
-        return len(speeds) / sum(1 / speed for speed in speeds)
 
 
 def main() -> int:
@@ -134,7 +110,7 @@ def demo(options: Options) -> int:
     }
     plot(options.out / "loss.png", curve, resumed, unigram, bigram)
     (options.out / "result.json").write_text(json.dumps(result, indent=2) + "\n")
-    missed = judge(result, options.goal)
+    missed = judge(result, options.goal, vocabulary=VOCABULARY)
     report(result, resumed, missed, options.out)
     print(json.dumps(result), flush=True)
     return 1 if missed else 0
@@ -196,7 +172,7 @@ def launch(arguments: list[str], nproc: int, out: Path, curve: Curve, bar: Any) 
 
     log = out / "train.log"
     try:
-        run(EXAMPLE, arguments, nproc=nproc, environ=os.environ, log=log, on_record=take, on_error=bar.say)
+        run(EXAMPLE, arguments, nproc=nproc, log=log, on_record=take, on_error=bar.say)
     except RunFailed as error:
         if error.code == 130:
             raise KeyboardInterrupt from None
@@ -225,41 +201,6 @@ def baselines(options: Options) -> tuple[float, float]:
     ids = torch.tensor(tokenizer.encode("\n\n".join(topics.values())).ids)
     rows = torch.stack(torch.split(ids, LENGTH)[:-1])
     return losses(rows[: -options.validation], rows[-options.validation :], VOCABULARY)
-
-
-def judge(result: dict[str, Any], goal: str) -> list[str]:
-    """What was promised and missed, in words."""
-    missed = []
-    uniform = math.log(VOCABULARY)
-    if abs(result["val_loss_first"] - uniform) > 0.3:
-        missed.append(f"the first validation loss is {result['val_loss_first']}, not ln({VOCABULARY}) = {uniform:.2f}")
-    last, resumed = result["val_loss_last"], result["resumed_val_loss"]
-    if not abs(last - resumed) <= 1e-4:
-        missed.append(f"the validation loss was {last} when saved and {resumed} when loaded")
-    bound = math.inf if goal == "none" else result["bigram_loss"] if goal == "bigram" else float(goal)
-    if not last < bound:
-        missed.append(f"the validation loss is {last}, not below {bound}")
-    return missed
-
-
-def plot(path: Path, curve: Curve, resumed: Curve, unigram: float, bigram: float) -> None:
-    """Draw the losses with the baselines beside them."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    axes.plot(*zip(*curve.training, *resumed.training, strict=True), color="0.75", label="training")
-    axes.plot(*zip(*curve.validation, strict=True), "o-", label="validation")
-    axes.plot(*zip(*resumed.validation, strict=True), "s-", label="validation, resumed on 1 rank")
-    for name, loss, style in (("unigram", unigram, ":"), ("bigram", bigram, "--")):
-        axes.axhline(loss, color="black", linestyle=style, linewidth=1, label=f"{name} ({loss:.2f})")
-    axes.set_xlabel("update")
-    axes.set_ylabel("loss (nats per token)")
-    axes.legend()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
 
 
 def report(result: dict[str, Any], resumed: Curve, missed: list[str], out: Path) -> None:

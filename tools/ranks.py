@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,7 +30,6 @@ def run(
     arguments: Sequence[str],
     *,
     nproc: int,
-    environ: Mapping[str, str],
     log: Path,
     on_record: Callable[[Record], None],
     on_error: Callable[[str], None],
@@ -41,7 +40,6 @@ def run(
         script: prints one JSON object per line on rank 0.
         arguments: of the script.
         nproc: number of ranks of this host.
-        environ: the environment of the launcher.
         log: all output is appended to it.
         on_record: given each JSON object.
         on_error: given each line that the ranks or the launcher write to stderr; called in another thread.
@@ -52,9 +50,7 @@ def run(
     """
     command = [sys.executable, "-m", "polyscale", "run", "--nproc", str(nproc), str(script), *arguments]
     with log.open("a", buffering=1, encoding="utf-8") as file:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", env=dict(environ)
-        )
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
         assert process.stdout is not None
         assert process.stderr is not None
         quiet = threading.Event()
