@@ -15,8 +15,9 @@ from torch import nn
 
 from polyscale.errors import PolyscaleError
 from polyscale.parameters.deferred_facade import is_recording
-from polyscale.parameters.deferred_log import drop_history, history_of, reference, replay_reference
+from polyscale.parameters.deferred_log import drop_history, history_of, reference
 from polyscale.parameters.deferred_recorder import Recorder
+from polyscale.parameters.deferred_replay import replay_reference
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
-from polyscale.parameters.deferred_log import history_of, leaves, map_leaves, real_value
+from polyscale.parameters.deferred_log import history_of, leaves, map_leaves
+from polyscale.parameters.deferred_replay import real_value
 
 _META = torch.device("meta")
 

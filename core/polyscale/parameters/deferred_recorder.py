@@ -28,30 +28,21 @@ from polyscale.parameters.deferred_log import (
     history_of,
     leaves,
     map_leaves,
-    real_value,
     reference,
     start_history,
 )
-
-
-def _aten(names: str) -> frozenset[str]:
-    return frozenset(f"aten::{name}" for name in names.split())
-
-
-# Operators that set every element they are given without looking at what it was.
-_FILLS = _aten(
-    "normal_ uniform_ fill_.Scalar fill_.Tensor zero_ copy_ random_ random_.from random_.to exponential_ cauchy_ "
-    "log_normal_ geometric_ bernoulli_.float bernoulli_.Tensor"
+from polyscale.parameters.deferred_operators import (
+    FILLS,
+    GEOMETRY_ONLY,
+    UNINITIALISED,
+    brings_to_meta,
+    covers_storage,
+    needs_values,
+    sets_target,
+    written_tensors,
 )
-# Operators that use only shape, strides and dtype of their first argument.
-_GEOMETRY_ONLY = _aten(
-    "empty_like zeros_like ones_like full_like rand_like randn_like randint_like randint_like.low_dtype "
-    "new_empty new_zeros new_ones new_full new_empty_strided"
-)
-_UNINITIALISED = _aten("empty.memory_format empty_strided empty_permuted empty_like new_empty new_empty_strided")
-# What torch itself puts beside a tensor on meta: the number of ``weight[0] = 1.0``, a real tensor brought over.
-_TO_META = _aten("scalar_tensor _to_copy")
-_NEEDS_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+from polyscale.parameters.deferred_replay import real_value
+
 _META = torch.device("meta")
 _LARGE = 1 << 20  # bytes
 
@@ -101,13 +92,13 @@ class Recorder:
     # Operators on real tensors, and factories.
 
     def _may_defer(self, func: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> bool:
-        if kwargs.get("pin_memory") or not (is_cpu(kwargs.get("device")) or _brings_to_meta(func, kwargs)):
+        if kwargs.get("pin_memory") or not (is_cpu(kwargs.get("device")) or brings_to_meta(func, kwargs)):
             return False
-        if kwargs.get("layout") not in (None, torch.strided) or any(tag in func.tags for tag in _NEEDS_VALUES):
+        if kwargs.get("layout") not in (None, torch.strided) or needs_values(func):
             return False
         if any(tensor.device.type != "cpu" or tensor.layout != torch.strided for tensor in tensors):
             return False
-        reads = func.name() not in _GEOMETRY_ONLY and not _brings_to_meta(func, kwargs)
+        reads = func.name() not in GEOMETRY_ONLY and not brings_to_meta(func, kwargs)
         if reads and any(tensor.numel() >= self._threshold for tensor in tensors):
             return False  # the values are in memory already, and would be held twice
         return not _torch.returns_alias(func) and not _torch.written_arguments(func)
@@ -119,7 +110,7 @@ class Recorder:
             return func(*args, **kwargs)
         made = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
         large = any(tensor.numel() >= self._threshold and _is_float(tensor.dtype) for tensor in made)
-        if not (large or _brings_to_meta(func, kwargs)):
+        if not (large or brings_to_meta(func, kwargs)):
             return func(*args, **kwargs)
         random = self._advance(func, args, kwargs, None)
         self._log(func, args, kwargs, made, [], random)
@@ -131,10 +122,10 @@ class Recorder:
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
     ) -> Any:
         _refuse_empty_meta(func, tensors)
-        written = _written(func, args, kwargs)
+        written = written_tensors(func, args, kwargs)
         into_real = any(history_of(tensor) is None for tensor in written)
         elsewhere = not is_cpu(kwargs.get("device")) and kwargs["device"].type != "meta"
-        if into_real or elsewhere or any(tag in func.tags for tag in _NEEDS_VALUES):
+        if into_real or elsewhere or needs_values(func):
             return self._with_values(func, args, kwargs, written)
         try:
             result = self._on_meta(func, args, kwargs, factory="device" in kwargs)
@@ -187,8 +178,8 @@ class Recorder:
             return self._seeds(target)
         generator = kwargs.get("generator") or torch.default_generator
         state = generator.get_state()
-        fills = {id(tensor) for tensor in _written(func, args, kwargs)} if func.name() in _FILLS else set()
-        geometry: Any = args[0] if func.name() in _GEOMETRY_ONLY else None
+        fills = {id(tensor) for tensor in written_tensors(func, args, kwargs)} if func.name() in FILLS else set()
+        geometry: Any = args[0] if func.name() in GEOMETRY_ONLY else None
 
         def real(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
@@ -214,7 +205,7 @@ class Recorder:
         outputs = [None if history_of(tensor) is not None else self._new(tensor) for tensor in made]
         for history in touched:
             history.clock = self._clock
-        if func.name() in _UNINITIALISED and not written:
+        if func.name() in UNINITIALISED and not written:
             return
         places = [reference(tensor, _expect(tensor)) for tensor in written]
         operation = self._operation(func, args, kwargs, outputs, written, random)
@@ -222,7 +213,7 @@ class Recorder:
             if ref is not None:
                 ref.history.head = Version(operation, None)
         for ref in places:
-            overwrites = _overwrites(func, args, kwargs) and _covers(ref)
+            overwrites = sets_target(func, args, kwargs) and covers_storage(ref)
             ref.history.head = Version(operation, None if overwrites else ref.version)
 
     def _operation(
@@ -234,9 +225,9 @@ class Recorder:
         written: list[torch.Tensor],
         random: torch.Tensor | int | None,
     ) -> Operation:
-        geometry: Any = args[0] if func.name() in _GEOMETRY_ONLY else None
+        geometry: Any = args[0] if func.name() in GEOMETRY_ONLY else None
         targets = {id(tensor) for tensor in written}
-        overwrites = _overwrites(func, args, kwargs)
+        overwrites = sets_target(func, args, kwargs)
         reads: list[Version] = []
 
         def stored(leaf: Any) -> Any:
@@ -299,32 +290,6 @@ def _scratch(like: torch.Tensor) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=like.dtype).as_strided(like.shape, like.stride())
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    found = []
-    for position, name in _torch.written_arguments(func):
-        value = args[position] if position < len(args) else kwargs.get(name)
-        found += [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
-    return found
-
-
-def _overwrites(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an operator sets its target without reading it, under another name either (``w.copy_(w)``)."""
-    if func.name() not in _FILLS:
-        return False
-    found = [history_of(leaf) for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    return found.count(found[0]) == 1
-
-
-def _covers(ref: TensorRef) -> bool:
-    """Whether a tensor is all of its storage, row by row."""
-    expected = 1
-    for size, stride in zip(reversed(ref.size), reversed(ref.stride), strict=True):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return ref.offset == 0 and expected * ref.dtype.itemsize == ref.history.nbytes
-
-
 def _refuse_empty_meta(func: Any, tensors: list[torch.Tensor]) -> None:
     if any(tensor.is_meta and history_of(tensor) is None for tensor in tensors):
         raise PolyscaleError(
@@ -332,11 +297,6 @@ def _refuse_empty_meta(func: Any, tensors: list[torch.Tensor]) -> None:
             why="a tensor made with device='meta' has no values",
             fix="Inside partitioned_init leave the device out; memory is saved all the same",
         )
-
-
-def _brings_to_meta(func: Any, kwargs: dict[str, Any]) -> bool:
-    device = kwargs.get("device")
-    return func.name() in _TO_META and device is not None and device.type == "meta"
 
 
 def _is_float(dtype: torch.dtype) -> bool:

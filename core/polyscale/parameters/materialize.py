@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from polyscale.errors import PolyscaleError, nearest
-from polyscale.parameters.deferred_log import history_of, reference, replay_reference
+from polyscale.parameters.deferred_log import history_of, reference
+from polyscale.parameters.deferred_replay import replay_reference
 from polyscale.parameters.fingerprint import Start, start_of
 from polyscale.parameters.materialize_meta import MetaStart
 

@@ -22,8 +22,9 @@ import torch
 from torch import nn
 
 from polyscale.errors import PolyscaleError
-from polyscale.parameters.deferred_log import History, history_of, reference, replay_reference
+from polyscale.parameters.deferred_log import History, history_of, reference
 from polyscale.parameters.deferred_recorder import Recorder
+from polyscale.parameters.deferred_replay import replay_reference
 
 _WAY_OUT = (
     "Build the model under polyscale.partitioned_init() instead of on the meta device, or give its module a "
