@@ -5,18 +5,23 @@ import threading
 import weakref
 from pathlib import Path
 
+import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import polyscale
 from polyscale.testing import ranks
 
+HYBRID = {"topology": {"dp_replicate": 2, "dp_shard": -1}}
 
-def _config(stage):
+
+def _config(stage, **extra):
     return {
         "train_micro_batch_size_per_gpu": 2,
         "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
         "zero_optimization": {"stage": stage},
+        **extra,
     }
 
 
@@ -59,30 +64,48 @@ def test_ten_engines_leave_nothing():
         assert not [name for name in threads if "polyscale" in name.lower()]
 
 
-def _interleaved():
+def _ten_hybrid_engines(stage):
+    groups = []
+    for index in range(10):
+        with polyscale.initialize(_model(index), config=_config(stage, **HYBRID)) as engine:
+            _step(engine, 0.5)
+            assert engine.topology.group("checkpoint") is not None
+            assert engine.parameters_store.get_full("1.weight").shape == (1, 32)
+        groups.append(len(dist.distributed_c10d._world.pg_map))
+    return groups
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_ten_hybrid_engines_make_the_groups_of_one(stage):
+    for groups in ranks(4).run(_ten_hybrid_engines, stage):
+        assert groups == groups[:1] * 10
+
+
+def _interleaved(stages, extra):
     alone = {}
-    for stage in (0, 3):
-        with polyscale.initialize(_model(stage), config=_config(stage)) as engine:
-            for value in (0.1, 0.2, 0.3):
+    for stage in stages:
+        with polyscale.initialize(_model(stage), config=_config(stage, **extra)) as engine:
+            for value in (0.1, 0.2, 0.3, 0.4):
                 _step(engine, value)
             alone[stage] = dict(engine.parameters_store.iter_full())
-    first = polyscale.initialize(_model(0), config=_config(0))
-    second = polyscale.initialize(_model(3), config=_config(3))
+    first, second = (polyscale.initialize(_model(stage), config=_config(stage, **extra)) for stage in stages)
     for value in (0.1, 0.2, 0.3):
         _step(first, value)
         _step(second, value)
-    together = {
-        0: dict(first.parameters_store.iter_full()),
-        3: dict(second.parameters_store.iter_full()),
-    }
+    _step(first, 0.4)
+    together = {stages[0]: dict(first.parameters_store.iter_full())}
     first.close()
     _step(second, 0.4)  # closing one does not harm the other
+    together[stages[1]] = dict(second.parameters_store.iter_full())
     second.close()
     return alone, together
 
 
-def test_two_engines_interleave():
-    for alone, together in ranks(2).run(_interleaved):
+@pytest.mark.parametrize(
+    ("world", "stages", "extra"), [(2, (0, 3), {}), (4, (1, 3), HYBRID), (4, (3, 1), HYBRID)], ids=str
+)
+def test_two_engines_interleave(world, stages, extra):
+    for alone, together in ranks(world).run(_interleaved, stages, extra):
         for stage, weights in alone.items():
             for name, value in weights.items():
                 assert torch.equal(value, together[stage][name]), (stage, name)

@@ -58,6 +58,16 @@ def agreement(control, rank):
         control.agree("config", {"lr": 0.1}, what="configuration")
     control.share("end of part", None)
     say("keys left", control.store.num_keys() if rank == 0 else None)
+    large = {f"layer.{number}": "x" * 1000 for number in range(9000)}  # more than a value of TCPStore may have
+    shared = control.share("large", [rank, large])
+    say("large", [shared == [[other, large] for other in range(3)], control.decide("large", large) == large])
+    control.agree("large", large, what="large value")
+    try:
+        control.agree("large", {**large, "layer.8999": rank // 2}, what="large value")
+    except RankError as error:
+        say("large mismatch", str(error))
+    control.share("end of part", None)
+    say("keys left after large", control.store.num_keys() if rank == 0 else None)
     control.timeout_s, patience = 1.5, control.timeout_s
     if rank == 2:
         time.sleep(4)
@@ -156,6 +166,19 @@ def uncaught_on_one_rank(control, rank):
         if rank == 1:
             time.sleep(1)
             fail("nobody catches this")
+        time.sleep(LIMIT_S)
+
+
+@case(2)
+def uncaught_in_a_noted_collective(control, rank):
+    watchdog = started(control)
+    watchdog.stepped(3)
+    with watchdog.phase("backward"):
+        watchdog.note("transformer.h.2 all_gather")
+        if rank == 1:
+            watchdog.note("transformer.h.3 reduce_scatter")
+            time.sleep(1)
+            fail("out of memory")
         time.sleep(LIMIT_S)
 
 
@@ -322,6 +345,38 @@ def topology(control, rank):
     dist.barrier()
 
 
+@case(4)
+def remade_default_group(control, rank):
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    from polyscale.errors import RankError
+    from polyscale.topology import Topology
+
+    def sums(mesh):
+        whole = distribute_tensor(torch.arange(4.0), mesh, [Replicate(), Shard(0)])
+        return (whole * 2).full_tensor().tolist()
+
+    first, twin = Topology.build(dp_replicate=2), Topology.build(dp_replicate=2)
+    say("shared", [first.dense is twin.dense, first.group("grad") is twin.group("grad")])
+    say("before", sums(first.data_mesh()))
+    twin.close()
+    say("other closed", sums(first.data_mesh()))
+    ports = control.share("port", free_port())
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{ports[0]}", rank=rank, world_size=4)
+    dist.new_group([0, 1]), dist.new_group([2, 3])  # names of groups begin anew, and now mean others
+    try:
+        first.group("grad")
+    except RankError as error:
+        say("stale", str(error))
+    first.close()
+    again = Topology.build(dp_replicate=2)
+    say("after", sums(again.data_mesh()))
+    dist.barrier()
+
+
 # What ranks need.
 
 
@@ -394,6 +449,7 @@ def main(folder, names):
     import torch
     import torch.distributed
     import torch.distributed.device_mesh
+    import torch.distributed.tensor
 
     torch.set_num_threads(1)
     begun = time.monotonic()

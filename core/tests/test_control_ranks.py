@@ -68,7 +68,16 @@ def test_a_rank_that_does_not_come_is_named_on_every_rank(ranks):
 
 def test_agreements_leave_few_keys_in_the_store(ranks):
     (left,) = ranks.said("agreement", 0, "keys left")
+    (after_large,) = ranks.said("agreement", 0, "keys left after large")
     assert left < 20
+    assert after_large < 20
+
+
+def test_values_of_any_size_are_shared_and_compared(ranks):
+    for rank in range(3):
+        assert ranks.said("agreement", rank, "large") == [[True, True]]
+        (message,) = ranks.said("agreement", rank, "large mismatch")
+        assert message.startswith("large value['layer.8999'] differs between ranks: rank 0 has 0, rank 2 has 1")
 
 
 def test_a_run_without_failures_says_nothing_and_leaves_no_thread(ranks):
@@ -97,7 +106,7 @@ def test_a_killed_rank_ends_the_others_within_ten_seconds(ranks, name, dead):
 def test_a_rank_in_a_collective_with_a_killed_one_names_it(ranks):
     assert ranks.codes("killed_in_collective") == [1, -signal.SIGKILL]
     message = ranks.errors("killed_in_collective", 0)
-    assert "rank 0 has lost rank 1 while it was in backward, block.3 all_reduce (steps done: 0)" in message
+    assert "rank 0 has lost rank 1 while it was in backward, at block.3 all_reduce (steps done: 0)" in message
     assert "was killed or ended at once" in message
 
 
@@ -106,7 +115,7 @@ def test_a_failure_that_one_rank_catches_ends_the_others_with_who_where_and_what
     message = ranks.errors("caught_on_one_rank", 0)
     assert "raised ValueError: sizes do not match at" in message
     assert "control_ranks.py" in message
-    assert "in fail (module __main__), while in forward, encoder.block.2 (steps done: 0)" in message
+    assert "in fail (module __main__), while in forward, at encoder.block.2 (steps done: 0)" in message
     assert "this rank was in step" in message
     assert ranks.code("caught_on_one_rank", 1) != 0
 
@@ -117,11 +126,22 @@ def test_an_uncaught_exception_ends_the_other_rank_too(ranks):
     assert "Traceback" in ranks.errors("uncaught_on_one_rank", 1)
 
 
+def test_what_was_noted_last_is_told_by_the_rank_that_failed_and_by_the_one_that_waits(ranks):
+    assert ranks.codes("uncaught_in_a_noted_collective") == [75, 1]
+    failed = "while in backward, at transformer.h.3 reduce_scatter (steps done: 3)"
+    first, rest = ranks.errors("uncaught_in_a_noted_collective", 1).split("\n", 1)
+    assert first == f"polyscale: rank 1 raised this {failed}:"
+    assert "Traceback" in rest
+    waiting = ranks.errors("uncaught_in_a_noted_collective", 0)
+    assert f"in fail (module __main__), {failed}" in waiting
+    assert "this rank was in backward, at transformer.h.2 all_gather (steps done: 3) at" in waiting
+
+
 def test_ranks_that_fail_alike_keep_their_own_exception(ranks):
     assert ranks.codes("uncaught_on_both") == [1, 1]
     for rank in range(2):
         assert "ValueError: the same on both" in ranks.errors("uncaught_on_both", rank)
-        assert "polyscale:" not in ranks.errors("uncaught_on_both", rank)
+        assert "another rank" not in ranks.errors("uncaught_on_both", rank)
 
 
 def test_ranks_that_catch_the_same_failures_go_on(ranks):
@@ -197,3 +217,13 @@ def test_topology_groups_hold_the_ranks_of_their_purpose(ranks):
     assert [ranks.said("topology", rank, "sum") for rank in range(4)] == [[2.0], [4.0], [2.0], [4.0]]
     assert ranks.said("topology", 0, "control") == [["gloo", True]]
     assert ranks.said("topology", 0, "closed group")
+
+
+def test_topologies_share_meshes_until_the_default_group_ends(ranks):
+    assert ranks.codes("remade_default_group") == [0, 0, 0, 0]
+    for rank in range(4):
+        assert ranks.said("remade_default_group", rank, "shared") == [[True, True]]
+        for when in ("before", "other closed", "after"):
+            assert ranks.said("remade_default_group", rank, when) == [[0.0, 2.0, 4.0, 6.0]]
+        (stale,) = ranks.said("remade_default_group", rank, "stale")
+        assert "default process group has ended" in stale

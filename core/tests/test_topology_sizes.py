@@ -73,6 +73,7 @@ def test_coordinates_follow_the_order_of_the_axes(rank):
     assert topology.coordinate("edp") == rank // 2 % 2
     assert topology.dp_rank == rank // 2 % 4
     assert topology.dp_size == 4
+    assert topology.wide_axes == ("pp", "dp_replicate", "dp_shard", "tp", "edp", "ep")
 
 
 def test_axes_and_purposes_that_do_not_exist_are_named():

@@ -5,9 +5,12 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from polyscale.control import pieces
+from polyscale.control.agreement import Control
 from polyscale.control.events import Event, Log, is_communication_error
 from polyscale.control.peers import Peers
 from polyscale.control.places import Phase, Place, line_of_exception
@@ -76,12 +79,13 @@ def test_phases_nest_and_remember_where_an_exception_came_from():
         inner.note("block.1 reduce_scatter")
         raise ValueError
     assert str(place) == "outside the engine (steps done: 0)"
-    assert place.of(caught.value) == "in backward, block.1 reduce_scatter (steps done: 0)"
+    assert place.of(caught.value) == "in backward, at block.1 reduce_scatter (steps done: 0)"
     with Phase(place, "step"):
         with Phase(place, "backward"):
-            pass
+            place.detail = "block.2 all_gather"
         assert str(place) == "in step (steps done: 0)"
-        assert place.of(caught.value) == str(place)
+        assert place.of(caught.value) == "in backward, at block.1 reduce_scatter (steps done: 0)"
+        assert place.of(ValueError()) == str(place)
 
 
 def test_a_phase_costs_less_than_five_microseconds():
@@ -94,6 +98,21 @@ def test_a_phase_costs_less_than_five_microseconds():
                 pass
         best = min(best, (time.perf_counter() - begun) / 200)
     assert best < 5e-6
+
+
+def test_a_note_costs_a_write_of_an_attribute():
+    import torch.distributed as dist
+
+    from polyscale.control.watchdog import Watchdog
+
+    watchdog = Watchdog(Control(dist.HashStore(), 0, 1))
+    best = 1.0
+    for _ in range(20):
+        begun = time.perf_counter()
+        for _ in range(200):
+            watchdog.note("h.3 reduce_scatter")
+        best = min(best, (time.perf_counter() - begun) / 200)
+    assert best < 1e-6
 
 
 def test_the_line_of_an_exception_is_the_users_and_not_torchs():
@@ -157,10 +176,24 @@ def test_loss_of_a_connection_is_told_from_errors_of_the_rank_itself():
     assert not is_communication_error(ValueError("connection reset by peer"))
 
 
+@pytest.mark.parametrize("size", [1_000_000, pieces.PIECE, 9_000_000])
+def test_large_values_are_shared_over_a_store_in_memory(size):
+    import torch.distributed as dist
+
+    store = dist.HashStore()
+    value = {"text": "x" * size}
+    with ThreadPoolExecutor(2) as threads:
+        controls = [Control(store, rank, 2, timeout_s=30) for rank in range(2)]
+        shared = list(threads.map(lambda control: control.share("a", [control.rank, value]), controls))
+        decided = list(threads.map(lambda control: control.decide("b", value), controls))
+    assert shared == [[[0, value], [1, value]]] * 2
+    assert decided == [value, value]
+    assert store.num_keys() == 0
+
+
 def test_a_watchdog_of_a_world_of_one_starts_no_thread():
     import torch.distributed as dist
 
-    from polyscale.control.agreement import Control
     from polyscale.control.watchdog import Watchdog
 
     before = threading.active_count()

@@ -2,18 +2,21 @@
 
 Notable: a collective that one rank does not join waits until the process group gives up and then says nothing useful;
 here every rank writes its value under a key, rank 0 compares them and publishes one verdict, and who did not come is
-named. Each call is 3 to 4 store requests per rank. A name is used in step by all ranks: the n-th call of a name on one
-rank meets the n-th call on the others. Waiting polls, because a blocking wait would lock the store's connection.
+named. Each call is 4 to 5 store requests per rank, and values may be large: equality is that of digests, and a value
+goes to the store once. A name is used in step by all ranks: the n-th call of a name on one rank meets the n-th call on
+the others. Waiting polls, because a blocking wait would lock the store's connection.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from polyscale import env
+from polyscale.control import pieces
 from polyscale.errors import RankError
 
 if TYPE_CHECKING:
@@ -56,11 +59,14 @@ class Control:
         Raises:
             RankError: on every rank, when two values differ (names both ranks and values) or a rank does not come.
         """
-        values = self._exchange(name, value, what=what)
-        first = json.dumps(values[0], sort_keys=True)
-        for rank, other in enumerate(values):
-            if json.dumps(other, sort_keys=True) != first:
-                raise _different(what, values[0], other, rank)
+        text = json.dumps(value, sort_keys=True)
+        digests = self._exchange(f"agree/{name}", hashlib.sha256(text.encode()).hexdigest(), what=what)
+        other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
+        if other is None:
+            return
+        own = value if self.rank in (0, other) else None
+        values = self._exchange(f"differs/{name}", own, what=what)
+        raise _different(what, values[0], values[other], other)
 
     def share(self, name: str, value: Any, *, what: str = "") -> list[Any]:
         """Return the ``value`` of every rank, in rank order, after a trip through JSON.
@@ -85,40 +91,41 @@ class Control:
             return json.loads(text)
         if not self._wait([f"{key}/verdict"], self.timeout_s):
             raise self._missing(what or name, [0])
-        return json.loads(self._take(key, values=False))
+        (text,) = self._read([f"{key}/verdict"])
+        self._done(key, [f"{key}/verdict"])
+        return json.loads(text)
 
     def _exchange(self, name: str, value: Any, *, what: str) -> list[Any]:
         text = json.dumps(value, sort_keys=True)
         if self.world_size == 1:
             return [json.loads(text)]
         key = self._key("exchange", name)
-        self._call(self.store.set, f"{key}/{self.rank}", text)
-        verdict = self._judge(key) if self.rank == 0 else self._await_verdict(key)
-        if verdict["missing"]:
-            raise self._missing(what, verdict["missing"])
-        values: list[Any] = verdict["values"]
-        return values
-
-    def _judge(self, key: str) -> dict[str, Any]:
         keys = [f"{key}/{rank}" for rank in range(self.world_size)]
-        if self._wait(keys, self.timeout_s):
-            values = [json.loads(text) for text in self._call(self.store.multi_get, keys)]
-            verdict = {"missing": [], "values": values}
-        else:
-            verdict = {"missing": self._absent(key), "values": []}
-        self._publish(key, json.dumps(verdict))
-        if verdict["missing"]:
-            del self._published[key.rpartition("/")[0]]  # who did not come may never read it
-        return verdict
+        self._call(pieces.write, self.store, keys[self.rank], text)
+        texts, missing = self._judge(key, keys) if self.rank == 0 else self._await_verdict(key, keys)
+        if missing:
+            raise self._missing(what, missing)
+        return [json.loads(text) for text in texts]
 
-    def _await_verdict(self, key: str) -> dict[str, Any]:
+    def _judge(self, key: str, keys: list[str]) -> tuple[list[str], list[int]]:
+        missing = [] if self._wait(keys, self.timeout_s) else self._absent(keys)
+        texts = [] if missing else self._read(keys)  # before the verdict, after which others may clear them
+        self._publish(key, json.dumps(missing))
+        if missing:
+            del self._published[key.rpartition("/")[0]]  # who did not come may never read it
+        return texts, missing
+
+    def _await_verdict(self, key: str, keys: list[str]) -> tuple[list[str], list[int]]:
         if not self._wait([f"{key}/verdict"], self.timeout_s + _VERDICT_EXTRA_S):
-            return {"missing": self._absent(key) or [0], "values": []}
-        verdict: dict[str, Any] = json.loads(self._take(key, values=True))
-        return verdict
+            return [], self._absent(keys) or [0]
+        (verdict,) = self._read([f"{key}/verdict"])
+        missing: list[int] = json.loads(verdict)
+        texts = [] if missing else self._read(keys)
+        self._done(key, [f"{key}/verdict", *([] if missing else keys)])
+        return texts, missing
 
     def _publish(self, key: str, text: str) -> None:
-        self._call(self.store.set, f"{key}/verdict", text)
+        self._call(pieces.write, self.store, f"{key}/verdict", text)
         self._published[key.rpartition("/")[0]] = key
 
     def finish(self, seconds: float) -> None:
@@ -129,23 +136,24 @@ class Control:
                 time.sleep(0.005)
         self._published.clear()
 
-    def _take(self, key: str, *, values: bool) -> str:
-        """Read the verdict; the last reader clears the keys, so that the store stays small."""
-        text: bytes = self._call(self.store.get, f"{key}/verdict")
+    def _read(self, keys: list[str]) -> list[str]:
+        texts: list[str] = self._call(pieces.read, self.store, keys)
+        return texts
+
+    def _done(self, key: str, keys: list[str]) -> None:
+        """Say that this rank has read ``keys``; the last reader clears them, so that the store stays small."""
         readers = self._call(self.store.add, f"{key}/readers", 1)
         if readers == self.world_size - 1:
-            ranks = range(self.world_size) if values else ()
-            for suffix in ("verdict", "readers", *ranks):
-                self._call(self.store.delete_key, f"{key}/{suffix}")
-        return text.decode()
+            self._call(pieces.delete, self.store, keys)
+            self._call(self.store.delete_key, f"{key}/readers")
 
     def _key(self, kind: str, name: str) -> str:
         number = self._calls.get(f"{kind}/{name}", 0)
         self._calls[f"{kind}/{name}"] = number + 1
         return f"{kind}/{name}/{number}"
 
-    def _absent(self, key: str) -> list[int]:
-        return [rank for rank in range(self.world_size) if not self._call(self.store.check, [f"{key}/{rank}"])]
+    def _absent(self, keys: list[str]) -> list[int]:
+        return [rank for rank, key in enumerate(keys) if not self._call(self.store.check, [key])]
 
     def _wait(self, keys: list[str], seconds: float) -> bool:
         end = time.monotonic() + seconds

@@ -6,6 +6,7 @@ backward and step; the text is put together when a message needs it.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import sysconfig
 import threading
@@ -14,21 +15,22 @@ from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
 
+_LEFT = "_polyscale_place"
+"""Attribute of an exception: the place whose phase it left first."""
+
 
 class Place:
     """What the training thread is doing. Written by that thread, read by the watchdog's.
 
     Attributes:
         phase: "forward", "backward", "step", "save tag 'x'"; "" outside the engine.
-        detail: module or unit and collective, as last noted in this phase.
-        since: monotonic time of the last change.
+        detail: module or unit and collective, as last noted in this phase ("transformer.h.3 reduce_scatter").
+        since: monotonic time of the last change of phase.
         thread: identity of the thread that entered the phase.
         step: updates done so far.
-        raised: identity and place of the latest exception that left a phase (the exception itself would keep its
-            frames, and all their tensors, alive).
     """
 
-    __slots__ = ("detail", "phase", "raised", "since", "step", "thread")
+    __slots__ = ("detail", "phase", "since", "step", "thread")
 
     def __init__(self) -> None:
         self.phase = ""
@@ -36,16 +38,14 @@ class Place:
         self.since = time.monotonic()
         self.thread: int = threading.main_thread().ident or 0
         self.step = 0
-        self.raised: tuple[int, str] = (0, "")
 
     def __str__(self) -> str:
         phase = f"in {self.phase}" if self.phase else "outside the engine"
-        return phase + (f", {self.detail}" if self.detail else "") + f" (steps done: {self.step})"
+        return phase + (f", at {self.detail}" if self.detail else "") + f" (steps done: {self.step})"
 
     def of(self, exception: BaseException) -> str:
         """Where the thread was when ``exception`` was raised: by now it may have left the phase."""
-        identity, text = self.raised
-        return text if identity == id(exception) else str(self)
+        return left(exception) or str(self)
 
     def line(self) -> str:
         """The line of the user's code that the thread is at, or ""."""
@@ -69,21 +69,26 @@ class Phase:
         place.phase = self._name
         place.detail = ""
         place.thread = threading.get_ident()
-        place.raised = (0, "")
         place.since = time.monotonic()
         return self
 
     def __exit__(self, kind: object, exception: BaseException | None, traceback: object) -> None:
         place = self._place
-        if exception is not None and place.raised[0] != id(exception):
-            place.raised = (id(exception), str(place))
+        if exception is not None and not left(exception):
+            with contextlib.suppress(AttributeError, TypeError):  # a class may refuse attributes
+                setattr(exception, _LEFT, str(place))
         place.phase, place.detail = self._before
         place.since = time.monotonic()
 
     def note(self, detail: str) -> None:
-        """Say at which module or unit, and in which collective."""
+        """Say at which module or unit, and in which collective. Writes an attribute only; kept to the phase's end."""
         self._place.detail = detail
-        self._place.since = time.monotonic()
+
+
+def left(exception: BaseException) -> str:
+    """The place whose phase ``exception`` left first, or "" when it was raised outside of all."""
+    place: str = getattr(exception, _LEFT, "")
+    return place
 
 
 def line_of_exception(exception: BaseException) -> str:

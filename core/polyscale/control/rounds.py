@@ -48,7 +48,7 @@ class Rounds:
         self._beat_at = 0.0
         self._heard: dict[int, tuple[str, float]] = {}
         self._pending_since = 0.0
-        self._idle_mark = ((0.0, 0), 0.0, 0.0)  # (progress, others that left), time, processor time
+        self._idle_mark = ((0.0, "", 0), 0.0, 0.0)  # (progress, others that left), time, processor time
 
     def run(self) -> None:
         """Look until told to stop, or until the process group has been ended: then no one can wait for anyone."""
@@ -134,7 +134,7 @@ class Rounds:
         """
         place = self._watch.place
         used = time.process_time() - time.thread_time()
-        at = (place.since, len(self._peers.left))
+        at = (place.since, place.detail, len(self._peers.left))
         if at != self._idle_mark[0]:
             self._idle_mark = (at, now, used)
         _, marked_at, used_at_mark = self._idle_mark

@@ -17,7 +17,7 @@ from polyscale.control import events, processes
 from polyscale.control.agreement import second_connection
 from polyscale.control.events import Event, Log
 from polyscale.control.peers import Peers
-from polyscale.control.places import Place
+from polyscale.control.places import Place, left
 from polyscale.control.rounds import Rounds, write_error
 from polyscale.errors import RankError
 
@@ -148,6 +148,8 @@ class Watch:
             explained = self.explain(exception)
             if explained is not None:
                 write_error(f"polyscale: {explained}\n")
+            elif (place := left(exception)) and not isinstance(exception, RankError):
+                write_error(f"polyscale: rank {self.control.rank} raised this while {place}:\n")
         self._hook_before(kind, exception, traceback)
 
     def _post(self, exception: BaseException, kind: Literal["failed", "fell"]) -> None:

@@ -59,7 +59,11 @@ class Watchdog:
         return Phase(self._place, name)
 
     def note(self, detail: str) -> None:
-        """Say at which module or unit of the current phase, and in which collective. Writes an attribute only."""
+        """Say at which module or unit of the current phase, and in which collective: "h.3 reduce_scatter".
+
+        Writes an attribute only, so that a backend can call it for every collective, from any thread. It is told with
+        the phase when this rank or one that waits for it ends, and is dropped with the phase.
+        """
         self._place.detail = detail
 
     def stepped(self, step: int) -> None:
