@@ -35,8 +35,8 @@ PUBLIC = [
 
 ENGINE = [
     "backward", "clip_factor", "close", "dtypes", "eval", "eval_batch", "export", "flush", "grad_norm",
-    "gradient_accumulation_steps", "learning_rates", "load", "loss_scale", "memory", "no_sync", "save", "step", "track", "train",
-    "train_batch",
+    "gradient_accumulation_steps", "learning_rates", "load", "loss_scale", "memory", "no_sync", "save", "step", "track",
+    "train", "train_batch",
 ]  # fmt: skip
 
 
