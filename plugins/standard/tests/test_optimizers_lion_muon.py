@@ -271,3 +271,17 @@ def test_a_zero_gradient_gives_a_zero_update():
     params["w"].grad = torch.zeros(3, 3, dtype=torch.float64)
     muon_of(params, {"lr": 0.1}).step()
     assert torch.equal(params["w"], torch.ones(3, 3, dtype=torch.float64))
+
+
+def test_a_matrix_is_updated_the_same_in_any_company():
+    shapes = {"a": (4, 6), "tall": (6, 4), "b": (4, 6), "large": (70, 65), "large_too": (70, 65), "c": (4, 6)}
+    settings = {"lr": 0.05, "weight_decay": 0.1}
+    together = parameters(shapes)
+    train(muon_of(together, settings), together, shapes)
+    for name in shapes:
+        alone = {name: parameters(shapes)[name]}
+        optimizer = muon_of(alone, settings)
+        for grads in gradients(shapes):
+            alone[name].grad = grads[name]
+            optimizer.step()
+        torch.testing.assert_close(together[name], alone[name], rtol=1e-12, atol=1e-13)
