@@ -85,7 +85,19 @@ def naive(case, model):
     return NaiveEngine(case.task, model)
 
 
-class TorchDdp(NaiveEngine):
+class TorchEngine(NaiveEngine):
+    """One of torch's own, which averages over ranks; the micro-batches are left to divide by."""
+
+    def backward(self, loss):
+        loss.backward()
+
+    def reduce(self):
+        for parameter in self.master.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= self.task.accumulation
+
+
+class TorchDdp(TorchEngine):
     """torch's own DistributedDataParallel."""
 
     def __init__(self, task, model):
@@ -96,20 +108,12 @@ class TorchDdp(NaiveEngine):
         self.compute.require_backward_grad_sync = (self.micro + 1) % self.task.accumulation == 0
         return self.compute(*args, **kwargs)
 
-    def backward(self, loss):
-        loss.backward()
-
-    def reduce(self):
-        for parameter in self.master.parameters():
-            if parameter.grad is not None:
-                parameter.grad /= self.task.accumulation
-
 
 def torch_ddp(case, model):
     return TorchDdp(case.task, model)
 
 
-class TorchFsdp2(NaiveEngine):
+class TorchFsdp2(TorchEngine):
     """torch's own fully_shard, block by block."""
 
     def __init__(self, task, model):
@@ -118,14 +122,6 @@ class TorchFsdp2(NaiveEngine):
         for block in model.blocks:
             fully_shard(block)
         super().__init__(task, fully_shard(model))
-
-    def backward(self, loss):
-        loss.backward()
-
-    def reduce(self):
-        for parameter in self.master.parameters():
-            if parameter.grad is not None:
-                parameter.grad /= self.task.accumulation
 
     def clip(self):
         super().clip()
