@@ -20,7 +20,7 @@ PACKAGES := $(filter-out %/tests,$(patsubst %/__init__.py,%,$(wildcard $(addsuff
 PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest --durations=10 $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long lint format types wheels gpu-wheels gpu-check clean
+.PHONY: help venv demo test verify test-long lint format types wheels gpu-wheels gpu-check clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## */\1|/p' Makefile | while IFS='|' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
@@ -34,6 +34,9 @@ demo: venv ## train a small GPT-2 on this machine, save it, load it elsewhere, g
 
 test: venv ## what is tested at every change (at most 12 minutes)
 	$(PYTEST) -m "not long and not gpu" $(TESTS)
+
+verify: test ## make test, then record in the members that it passed on this hardware
+	$(BIN)/python tools/record_verified.py
 
 test-long: venv ## repetitions and long runs (at most 30 minutes)
 	$(PYTEST) -m "long and not gpu" $(TESTS)

@@ -52,4 +52,5 @@ demo=$? demo_s=$((SECONDS - started))
 echo "=== summary"
 printf '%-6s %5d s  %s\n' tests "$tests_s" "$([[ $tests == 0 ]] && echo ok || echo FAILED)"
 printf '%-6s %5d s  %s\n' demo "$demo_s" "$([[ $demo == 0 ]] && echo ok || echo FAILED)"
-((tests == 0 && demo == 0))
+((tests == 0 && demo == 0)) || exit 1
+"$python" tools/record_verified.py --state
