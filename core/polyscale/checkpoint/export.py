@@ -12,6 +12,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -152,7 +153,8 @@ class _Export:
     def clean(self) -> None:
         """Remove what has no name yet."""
         for path in self._aside.values():
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # what made the export fail says more
+                path.unlink()
 
     def _index_text(self) -> bytes:
         weight_map = {name: file for shard, file in zip(self._shards, self._names, strict=True) for name in shard.slots}

@@ -281,7 +281,9 @@ class Engine:
             What was restored, what was absent from the checkpoint, what was ignored, and the client state.
 
         Raises:
-            CheckpointError: it is missing, half-written, of a newer format, or of another model; nothing was changed.
+            CheckpointError: it is missing, half-written, cut short, of a newer format, or of another model: nothing was
+                changed. Or a file is damaged inside its length, or a tracked object does not take its state: the error
+                says what was restored before; load again before training goes on.
         """
         from polyscale.engine.loading import load
 
@@ -299,7 +301,7 @@ class Engine:
             max_shard_bytes: larger models are split into several files with an index.
 
         Returns:
-            The files written. Keys are those of the model's ``state_dict()``.
+            The files written. Keys are those of the model's ``state_dict()``, parameters are in the masters' dtype.
         """
         from polyscale.engine.exporting import export
 
