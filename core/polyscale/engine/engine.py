@@ -291,7 +291,10 @@ class Engine:
         self._guard.recover()
         self._accumulation.require_closed(f"load({str(path)!r})")
         with self._guard.doing(f"load of {tag or 'the latest checkpoint'}", step=False):
-            return load(self, self._setup, path, tag)
+            report = load(self, self._setup, path, tag)
+        self._numbers = None  # they were of an update before the load
+        self._setup.watchdog.stepped(self.steps)
+        return report
 
     def export(self, path: str | os.PathLike[str], *, max_shard_bytes: int = 5 * 2**30) -> list[str]:
         """Write the weights and persistent buffers as safetensors, one whole tensor in memory at a time. Collective.
