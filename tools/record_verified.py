@@ -14,11 +14,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from polyscale_cli.report.collect import collect
-from polyscale_cli.report.verified import FILE, processor, record_verification
 
 from polyscale.discovery import installed
 from polyscale.kinds import KINDS
+from polyscale_cli.report.collect import collect
+from polyscale_cli.report.verified import FILE, processor, record_verification
 
 ROOT = Path(__file__).parent.parent
 

@@ -315,7 +315,7 @@ class Engine:
     # End.
 
     def close(self) -> None:
-        """Free what the engine made: hooks, buffers, sub-groups, threads. May be called twice.
+        """Free what the engine made: hooks, buffers, its control and checkpoint groups, threads. May be called twice.
 
         Raises:
             PolyscaleError: an accumulation is open (a warning when an exception is on its way).

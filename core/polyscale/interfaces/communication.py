@@ -48,7 +48,7 @@ class Communication(Protocol):
         """The string for ``init_process_group`` (host tensors always have a backend too)."""
 
     def allocate(self, numel: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A 1-D buffer that this backend moves fastest."""
+        """A 1-D buffer that this backend moves fastest, for callers that keep communication buffers of their own."""
 
     def all_gather(self, output: torch.Tensor, input: torch.Tensor, group: ProcessGroup | None = None) -> Work:
         """``output`` (world x n) receives every rank's ``input`` (n), in rank order."""

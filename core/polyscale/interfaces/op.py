@@ -1,6 +1,7 @@
 """Op: operators with a PyTorch reference and faster kernels per device type.
 
-The specification is complete here; building kernels comes with ``csrc/``.
+Nothing in this repository implements or asks for an op yet: the specification stands so that plugins can be written
+against it; building kernels comes with ``csrc/``.
 """
 
 from __future__ import annotations
