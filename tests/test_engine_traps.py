@@ -1,5 +1,7 @@
 """Small inputs that once gave a wrong number without a word: each must be right, or an error on every rank."""
 
+import logging
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -391,3 +393,157 @@ def test_bf16_that_is_never_finite_ends():
             engine.backward(engine(torch.full((1, 2), float("inf"))).sum())
             engine.step()
     engine.close()
+
+
+def _penalty(stage):
+    engine = polyscale.initialize(nn.Sequential(_Block(), _Block()), config=_config(stage))
+    penalty = sum(
+        (p.full_tensor() if hasattr(p, "full_tensor") else p).square().sum() for p in engine.module.parameters()
+    )
+    return _error(lambda: engine.backward(engine(torch.ones(1, 2)).sum() + penalty))
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_loss_that_uses_shards_directly_is_refused(stage):
+    for text in ranks(2).run(_penalty, stage):
+        assert text == "no error" if stage == 0 else "uses the sharded parameter" in text
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_parameter_unfrozen_afterwards_is_refused_and_freezing_works(stage):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    model[0].requires_grad_(False)
+    with polyscale.initialize(model, config=_config(stage)) as engine:
+        engine.module[0].requires_grad_(True)
+        engine.backward(engine(torch.ones(1, 2)).sum())
+        with pytest.raises(polyscale.PolyscaleError, match=r"'0\.weight' was unfrozen"):
+            engine.step()
+        engine.module[0].requires_grad_(False)
+        engine.module[1].weight.requires_grad_(False)
+        before = dict(engine.parameters_store.iter_full())
+        engine.backward(engine(torch.ones(1, 2)).sum())
+        engine.step()
+        moved = [n for n, value in engine.parameters_store.iter_full() if not torch.equal(value, before[n])]
+        assert moved == ["1.bias"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_evaluating_in_inference_mode_does_not_spoil_training(stage):
+    torch.manual_seed(0)
+    with polyscale.initialize(nn.Sequential(_Block(), _Block()), config=_config(stage)) as engine:
+        with torch.inference_mode():
+            first = engine(torch.ones(1, 2))
+        assert not first.requires_grad
+        for _ in range(2):
+            engine.backward(engine(torch.ones(1, 2)).sum())
+            assert engine.step()
+
+
+class _Teacher(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(_Block() for _ in range(2))
+
+    def forward(self, x):
+        with torch.no_grad():
+            for _ in range(2):
+                for block in self.blocks:
+                    target = block(x)
+        for block in self.blocks:
+            x = block(x)
+        return (x - target).square().sum()
+
+
+class _ViewBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.layer(x).view(-1, 2)
+
+
+class _InPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(_ViewBlock() for _ in range(2))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+            x += 1.0
+        return x.square().sum()
+
+
+def _trained_at_every_stage(model_class):
+    found = {}
+    for stage in STAGES:
+        torch.manual_seed(0)
+        with polyscale.initialize(model_class().double(), config=_config(stage)) as engine:
+            for _ in range(2):
+                engine.backward(engine(torch.ones(1, 2, dtype=torch.float64)))
+                engine.step()
+            found[stage] = dict(engine.parameters_store.iter_full())
+    return found
+
+
+@pytest.mark.parametrize("model", [_Teacher, _InPlace], ids=["a teacher pass without gradient", "views in place"])
+def test_forwards_that_fsdp_finds_hard_are_right_at_every_stage(model):
+    for found in ranks(2).run(_trained_at_every_stage, model):
+        for stage in STAGES:
+            for name, value in found[0].items():
+                torch.testing.assert_close(found[stage][name], value, rtol=0, atol=1e-12)
+
+
+def test_second_derivatives_over_shards_are_explained():
+    for stage in (0, 3):
+        engine = polyscale.initialize(nn.Sequential(_Block(), _Block()), config=_config(stage))
+        inputs = torch.ones(1, 2, requires_grad=True)
+        output = engine(inputs).sum()
+        (slope,) = torch.autograd.grad(output, inputs, create_graph=True)
+        loss = output + slope.square().sum()
+        text = _error(lambda engine=engine, loss=loss: engine.backward(loss))
+        assert text == "no error" if stage == 0 else "create_graph" in text
+
+
+def _warnings_about_a_loader():
+    records = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())
+    logging.getLogger("polyscale").addHandler(handler)
+    data = torch.utils.data.DataLoader(list(range(8)), batch_size=4)
+    polyscale.initialize(nn.Linear(2, 1), config=_config(0), data=data).close()
+    logging.getLogger("polyscale").removeHandler(handler)
+    return [text for text in records if "DataLoader" in text]
+
+
+def test_a_dataloader_that_gives_all_ranks_the_same_samples_is_said():
+    for found in ranks(2).run(_warnings_about_a_loader):
+        assert len(found) == 2
+        assert "DistributedSampler" in found[0] and "batch_size 4" in found[1]
+
+
+def test_a_model_wrapped_in_torchs_data_parallel():
+    with pytest.raises(polyscale.PolyscaleError, match=r"model\.module"):
+        polyscale.initialize(nn.DataParallel(nn.Linear(2, 1)), config=_config(0))
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_compiled_model_has_the_names_of_the_model(stage, tmp_path):
+    from safetensors.torch import load_file
+
+    plain = nn.Sequential(_Block(), _Block())
+    names = list(plain.state_dict())
+    compiled = torch.compile(nn.Sequential(_Block(), torch.compile(_Block(), backend="eager")), backend="eager")
+    with polyscale.initialize(compiled, config=_config(stage)) as engine:
+        assert [name for name, _ in engine.parameters_store.iter_full()] == names
+        engine.backward(engine(torch.ones(1, 2)).sum())
+        engine.step()
+        engine.save(tmp_path)
+        engine.export(tmp_path / "model.safetensors")
+        trained = dict(engine.parameters_store.iter_full())
+    assert set(load_file(tmp_path / "model.safetensors")) == set(names)
+    with polyscale.initialize(plain, config=_config(0)) as engine:
+        engine.load(tmp_path)
+        for name, value in engine.parameters_store.iter_full():
+            assert torch.equal(value, trained[name])

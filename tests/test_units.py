@@ -17,9 +17,14 @@ def test_repeated_blocks_of_a_transformer_are_the_units():
     assert choose_units(model) == list(model.transformer.h)
 
 
-def test_lists_of_single_layers_and_of_mixed_classes_are_no_blocks():
+def test_lists_of_single_layers_and_single_blocks_are_no_units():
     assert choose_units(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))) == []
     assert choose_units(nn.ModuleDict({"x": nn.ModuleList([_block(), nn.Linear(4, 4)])})) == []
+
+
+def test_blocks_followed_by_a_head_are_units_also_at_the_root():
+    model = nn.Sequential(_block(), _block(), nn.Linear(4, 2))
+    assert choose_units(model) == [model[0], model[1]]
 
 
 def test_only_the_outermost_list_is_taken():

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from polyscale.errors import ConfigError, UnsupportedError, nearest
 from polyscale.interfaces.optimizer import Granularity
+from polyscale.parameters.names import public_name
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +87,7 @@ def norm_parameters(modules: Iterable[tuple[str, nn.Module]]) -> set[str]:
     found = set()
     for name, module in modules:
         if "norm" in type(module).__name__.lower():
-            prefix = f"{name}." if name else ""
+            prefix = f"{public_name(name)}." if public_name(name) else ""
             found |= {prefix + own for own, _ in module.named_parameters(recurse=False, remove_duplicate=False)}
     return found
 

@@ -90,6 +90,10 @@ class Engine:
         with self._guard.doing("forward"):
             if self.device.type != "cpu":
                 args, kwargs = to_device((args, kwargs), self.device)
+            if torch.is_inference_mode_enabled():
+                # Whole parameters gathered in inference mode could not be used for training afterwards.
+                with torch.inference_mode(False), torch.no_grad():
+                    return self.module(*args, **kwargs)
             return self.module(*args, **kwargs)
 
     def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:

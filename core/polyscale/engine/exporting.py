@@ -17,6 +17,7 @@ from polyscale.checkpoint.export import export_safetensors
 from polyscale.checkpoint.safetensors_layout import Plan, lay_out
 from polyscale.engine.setup import Setup
 from polyscale.engine.together import on_first, together
+from polyscale.parameters.names import public_name
 
 if TYPE_CHECKING:
     from polyscale.engine.engine import Engine
@@ -64,12 +65,12 @@ def _order(model: torch.nn.Module) -> Iterator[str]:
     """Names of parameters and buffers in the order of ``state_dict()``, each name of a tied parameter included."""
     for prefix, module in model.named_modules(remove_duplicate=False):
         for key in (*module._parameters, *module._buffers):
-            yield f"{prefix}.{key}" if prefix else key
+            yield public_name(f"{prefix}.{key}" if prefix else key)
 
 
 def _buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {
-        f"{prefix}.{key}" if prefix else key: buffer
+        public_name(f"{prefix}.{key}" if prefix else key): buffer
         for prefix, module in model.named_modules(remove_duplicate=False)
         for key, buffer in module._buffers.items()
         if buffer is not None and key not in module._non_persistent_buffers_set

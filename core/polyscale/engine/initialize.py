@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from polyscale.config import Config, load_config
 from polyscale.discovery import load
@@ -107,6 +108,13 @@ def initialize(
 
 
 def _refuse_used(model: nn.Module) -> None:
+    wrapper = next((type(m) for m in model.modules() if isinstance(m, (DistributedDataParallel, DataParallel))), None)
+    if wrapper is not None:
+        raise PolyscaleError(
+            f"A model wrapped in torch's {wrapper.__name__}",
+            why="it reduces gradients itself, and the engine would reduce them again",
+            fix="Pass the module inside (model.module)",
+        )
     owner = model.__dict__.get(OWNER, lambda: None)()
     if owner is not None and not owner._closed:
         raise PolyscaleError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from polyscale.control.agreement import Control
 from polyscale.errors import PolyscaleError
 from polyscale.interfaces.accelerator import Accelerator
 from polyscale.topology import Topology
+
+log = logging.getLogger("polyscale")
 
 
 def build_schedule(given: Any, config: Config, optimizer: torch.optim.Optimizer | None) -> Any:
@@ -67,6 +70,8 @@ def build_loader(data: Any, config: Config, topology: Topology, micro_batch: int
     """Make a resumable loader of a dataset; take another iterable as it is."""
     is_loader = isinstance(data, torch.utils.data.DataLoader) or hasattr(data, "state_dict")
     is_dataset = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    if isinstance(data, torch.utils.data.DataLoader):
+        _look_at(data, topology, micro_batch)
     if data is None or is_loader or not is_dataset:
         return data
     from polyscale.data import loader
@@ -79,6 +84,26 @@ def build_loader(data: Any, config: Config, topology: Topology, micro_batch: int
         seed=config.seed or 0,
         drop_last=True,
     )
+
+
+def _look_at(data: Any, topology: Topology, micro_batch: int) -> None:
+    """Warn of what makes a torch DataLoader train something else than was meant."""
+    sampler = getattr(data, "batch_sampler", None) or data.sampler
+    splits = any(hasattr(part, "num_replicas") for part in (sampler, getattr(sampler, "sampler", None), data.sampler))
+    iterable = isinstance(data.dataset, torch.utils.data.IterableDataset)
+    if topology.dp_size > 1 and not splits and not iterable:
+        log.warning(
+            "data is a DataLoader without a DistributedSampler: all %d ranks see the same samples. Pass the dataset "
+            "itself, or a sampler with num_replicas=%d and rank=engine.topology.dp_rank",
+            topology.dp_size,
+            topology.dp_size,
+        )
+    if data.batch_size is not None and data.batch_size != micro_batch:
+        log.warning(
+            "data is a DataLoader of batch_size %d, train_micro_batch_size_per_gpu is %d: samples are counted wrong",
+            data.batch_size,
+            micro_batch,
+        )
 
 
 def seed_ranks(seed: int, topology: Topology, accelerator: Accelerator) -> None:

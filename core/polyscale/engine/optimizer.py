@@ -20,6 +20,7 @@ from polyscale.interfaces.accelerator import Accelerator
 from polyscale.interfaces.optimizer import Granularity, OptimizerFactory, OptimizerGroup
 from polyscale.interfaces.parallelism import DataParallelApplied
 from polyscale.optimizers import granularity_of, split_groups
+from polyscale.parameters.names import public_name
 from polyscale.parameters.store import ParameterStore
 
 OptimizerLike = torch.optim.Optimizer | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -84,7 +85,7 @@ def build_optimizer(
         # It may also have taken the parameters from the model before, or from the module now.
         by_tensor = {store.optimizer_parameter(fqn, "tensor"): fqn for fqn in store.infos}
         by_module = {
-            parameter: store.canonical(name)
+            parameter: store.canonical(public_name(name))
             for part in applied.parts
             for name, parameter in part.module.named_parameters(part.prefix)
         }

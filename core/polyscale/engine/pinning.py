@@ -12,6 +12,7 @@ from torch import nn
 
 from polyscale.config import Config
 from polyscale.interfaces.precision import PrecisionPolicy
+from polyscale.parameters.names import public_name
 
 
 def with_automatic_pins(policy: PrecisionPolicy, config: Config, model: nn.Module) -> PrecisionPolicy:
@@ -27,9 +28,10 @@ def automatic_pins(model: nn.Module) -> tuple[str, ...]:
     pins: list[str] = []
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) or wanted & set(name.split(".")):
-            own = [f"{name}.{key}" if name else key for key, value in module._parameters.items() if value is not None]
+            prefix = public_name(name)
+            own = [f"{prefix}.{key}" if prefix else key for key, p in module._parameters.items() if p is not None]
             pins.extend(own)
-    known = {name for name, _ in model.named_parameters()}
+    known = {public_name(name) for name, _ in model.named_parameters()}
     return tuple(name for name in dict.fromkeys(pins) if name in known)
 
 

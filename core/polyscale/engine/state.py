@@ -18,6 +18,7 @@ from torch import nn
 
 from polyscale.engine.setup import Setup
 from polyscale.interfaces.checkpoint import Box, LogicalTensor
+from polyscale.parameters.names import public_name
 
 
 def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
@@ -25,7 +26,7 @@ def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]
     for name, module in model.named_modules():
         for key, buffer in module._buffers.items():
             if buffer is not None and key not in module._non_persistent_buffers_set:
-                yield (f"{name}.{key}" if name else key), module, key
+                yield public_name(f"{name}.{key}" if name else key), module, key
 
 
 def model_tensors(setup: Setup, names: Mapping[str, str] | None = None) -> dict[str, LogicalTensor]:

@@ -74,6 +74,7 @@ class Stepper:
         """
         setup = self._setup
         assert setup.optimizer is not None
+        self._store.refuse_unfrozen()
         self._gradients.finish(accumulation.signature)
         self._updating = True
         try:

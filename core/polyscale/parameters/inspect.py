@@ -10,29 +10,41 @@ from torch import nn
 
 from polyscale.interfaces.parallelism import Part
 from polyscale.parameters.info import ParamInfo
+from polyscale.parameters.names import public_name
 
 
 @dataclass(frozen=True)
 class FoundParameter:
-    """A parameter of the model: its canonical name, its other names, the object."""
+    """A parameter of the model.
+
+    Attributes:
+        fqn: its canonical name.
+        tied_to: its other names.
+        parameter: the object.
+        raw: its first name as the module tree has it, wrappers included.
+    """
 
     fqn: str
     tied_to: tuple[str, ...]
     parameter: nn.Parameter
+    raw: str
 
 
 def find_parameters(parts: list[Part]) -> list[FoundParameter]:
     """List every parameter once, in registration order; a tied one under its first name."""
     names: dict[int, list[str]] = {}
+    raws: dict[int, str] = {}
     objects: dict[int, nn.Parameter] = {}
     for part in parts:
         for name, parameter in part.module.named_parameters(remove_duplicate=False):
-            full = f"{part.prefix}.{name}" if part.prefix else name
+            raw = f"{part.prefix}.{name}" if part.prefix else name
+            raws.setdefault(id(parameter), raw)
+            full = public_name(raw)
             known = names.setdefault(id(parameter), [])
             if full not in known:
                 known.append(full)
             objects[id(parameter)] = parameter
-    return [FoundParameter(known[0], tuple(known[1:]), objects[key]) for key, known in names.items()]
+    return [FoundParameter(known[0], tuple(known[1:]), objects[key], raws[key]) for key, known in names.items()]
 
 
 def master_dtype(parameter: torch.Tensor, wanted: torch.dtype | None) -> torch.dtype:

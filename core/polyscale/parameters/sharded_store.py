@@ -22,6 +22,7 @@ from polyscale.interfaces.checkpoint import Box
 from polyscale.interfaces.optimizer import Granularity
 from polyscale.interfaces.parallelism import ParallelContext, Part
 from polyscale.parameters.info import ParamInfo
+from polyscale.parameters.names import public_name
 
 
 class ShardedStore(ABC):
@@ -81,6 +82,25 @@ class ShardedStore(ABC):
             why="it is not a parameter of this engine's model (sharding replaces parameter objects)",
             fix="Take it from the module after polyscale.initialize, or give its name",
         )
+
+    def refuse_unfrozen(self) -> None:
+        """Raise when a parameter that was frozen at the start has been unfrozen since.
+
+        Raises:
+            PolyscaleError: it has no gradient buffer and is in no optimizer group, so it would never train.
+        """
+        for fqn, info in self.infos.items():
+            if info.requires_grad:
+                continue
+            module, attribute = self._places[fqn][0]
+            parameter = module._parameters.get(attribute)
+            if parameter is not None and parameter.requires_grad:
+                raise PolyscaleError(
+                    f"The parameter {fqn!r} was unfrozen after polyscale.initialize",
+                    why="gradients and optimizer were laid out without it, so it would never train",
+                    fix="Leave it trainable when the engine is made and freeze it afterwards, or make a new engine and "
+                    "load a checkpoint into it",
+                )
 
     def attach(self, optimizer: torch.optim.Optimizer, granularity: Granularity) -> None:
         """Tell the store which optimizer holds the states, and at which granularity it was given parameters."""
@@ -226,6 +246,6 @@ def _places(parts: list[Part]) -> dict[str, list[tuple[nn.Module, str]]]:
         for module_name, module in part.module.named_modules(remove_duplicate=False):
             for attribute, parameter in module._parameters.items():
                 if parameter is not None:
-                    name = ".".join(filter(None, (part.prefix.rstrip("."), module_name, attribute)))
+                    name = public_name(".".join(filter(None, (part.prefix.rstrip("."), module_name, attribute))))
                     places.setdefault(name, []).append((module, attribute))
     return places

@@ -47,6 +47,9 @@ class ParameterStore(Protocol):
     def attach(self, optimizer: torch.optim.Optimizer, granularity: Granularity) -> None:
         """Tell the store which optimizer holds the states, and at which granularity it was given parameters."""
 
+    def refuse_unfrozen(self) -> None:
+        """Raise when a parameter that was frozen at the start has been unfrozen since: it would never train."""
+
     def state_names(self, fqn: str) -> tuple[str, ...]:
         """Names of the optimizer states of a parameter (empty before its first update)."""
 

@@ -5,13 +5,14 @@ Two things it cannot do, seen with torch 2.13:
 - With ``torch.utils.checkpoint(use_reentrant=True)`` each call of a unit is recomputed in a backward of its own. FSDP2
   ends its bookkeeping after the first, so the gradient of any other call of the same unit is lost, recomputed or not,
   in the same forward or in another one before the backward. A reentrant recompute shows itself in forward: the unit
-  runs without gradient recording inside a forward of the root that records.
+  runs without gradient recording, from an autograd function, inside a forward of the root that records.
 - When ranks call different units, their collectives pair up all the same, and weights of one block become those of
   another. The order of calls is condensed to a number that ranks compare at every update.
 """
 
 from __future__ import annotations
 
+import inspect
 import weakref
 import zlib
 from collections import Counter
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import FunctionCtx
 
 from polyscale import _torch
 from polyscale.errors import UnsupportedError
@@ -29,6 +31,16 @@ from polyscale.interfaces.parallelism import Part
 
 class _Alive:
     """Lives as long as the graph of a forward; a hook of its output holds it."""
+
+
+def _in_autograd_function() -> bool:
+    """Whether this runs inside the forward of an autograd function, as a reentrant recompute does."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "forward" and isinstance(frame.f_locals.get("ctx"), FunctionCtx):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _keep(_alive: _Alive, _gradient: torch.Tensor) -> None:
@@ -103,7 +115,11 @@ class UnitCalls:
             if not self._recording:
                 return
             self._calls[name] += 1
-            self._hidden[name] += not torch.is_grad_enabled()
+            if not torch.is_grad_enabled():
+                if not _in_autograd_function():
+                    self._calls[name] -= 1  # a pass under no_grad has no gradient to lose
+                    return
+                self._hidden[name] += 1
             if self._hidden[name] and self._calls[name] > 1:
                 self._refuse(name)
 

@@ -15,8 +15,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from polyscale import _torch
+from polyscale.errors import UnsupportedError
 from polyscale.interfaces.parallelism import ParallelContext, Part
 from polyscale.parameters.usage import UsageAgreement
 from polyscale_standard.fsdp2.calls import UnitCalls
@@ -48,6 +50,12 @@ class ShardedGradients:
         for unit in self._units:
             self._watch(unit, by_parameter, context)
         self._whole = [fqn for fqn in self._names if not store.is_sharded(fqn)]
+        self._ending = 0
+        self._handles = [
+            _torch.hook_after_accumulation(store.sharded[fqn], self._make_refusal(fqn))
+            for fqn in self._names
+            if store.is_sharded(fqn)
+        ]
 
     def before_backward(self, *, last: bool, hold: bool) -> None:
         """See the Protocol."""
@@ -116,7 +124,9 @@ class ShardedGradients:
         """Let go of the units."""
         for unit in self._units:
             vars(unit).pop("post_backward", None)
-        self._units = []
+        for handle in self._handles:
+            handle.remove()
+        self._units, self._handles = [], []
 
     def _end_backward(self) -> None:
         for part in self._parts:
@@ -158,6 +168,28 @@ class ShardedGradients:
                 _torch.fsdp_prepare_reduction(unit, divisor=self.divisor)
             else:
                 _torch.fsdp_hold(unit, accumulation)
-            original(*unused)
+            self._ending += 1
+            try:
+                original(*unused)
+            finally:
+                self._ending -= 1
 
         unit.post_backward = post_backward
+
+    def _make_refusal(self, fqn: str) -> Callable[[nn.Parameter], None]:
+        """Refuse a gradient that autograd brings to a shard itself, past the reduction.
+
+        A term like ``parameter.full_tensor().square().sum()`` in the loss makes one: each rank would keep its own, and
+        the average over ranks would be of another size than that of all other gradients.
+        """
+
+        def hook(_parameter: nn.Parameter) -> None:
+            if self._ending == 0:  # FSDP2 runs the same hooks when it stores what it has reduced
+                raise UnsupportedError(
+                    f"The loss uses the sharded parameter {fqn!r} directly",
+                    why="such a gradient is not summed over ranks as all others are",
+                    fix="Use the parameter inside the forward of its module, where it is whole (weight decay belongs "
+                    "to the optimizer), or zero_optimization.stage 0",
+                )
+
+        return hook

@@ -7,6 +7,7 @@ gradients ``gradients`` sums itself. FSDP2 is imported when the plugin is applie
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from polyscale._torch import tree_map
 from polyscale.errors import ConfigError, UnsupportedError, nearest
 from polyscale.hooks import PluginContext, hookimpl
 from polyscale.interfaces.parallelism import DataParallelApplied, ParallelContext, Part
@@ -25,6 +27,8 @@ from polyscale_standard.fsdp2.calls import UnitCalls
 from polyscale_standard.fsdp2.gradients import ShardedGradients
 from polyscale_standard.fsdp2.store import DTensorStore
 from polyscale_standard.fsdp2.units import choose_units
+
+log = logging.getLogger("polyscale")
 
 OPTIONS = ("unit_classes",)
 
@@ -95,7 +99,13 @@ class Fsdp2:
 
 
 def explain_bypass(error: Exception) -> UnsupportedError | None:
-    """Say what torch's error about mixed tensors means: a unit's parameters were used without calling the unit."""
+    """Say what torch's errors mean that sharding causes: a unit that is not called as one, a second derivative."""
+    if "setStorage" in str(error) and "storage of size 0" in str(error):
+        return UnsupportedError(
+            "A backward through a backward (create_graph=True) over sharded parameters",
+            why="fsdp2 frees whole parameters after the first backward, and the second needs them",
+            fix="Use zero_optimization.stage 0 for gradient penalties and other second derivatives",
+        )
     if "mixed torch.Tensor and DTensor" not in str(error):
         return None
     return UnsupportedError(
@@ -197,15 +207,28 @@ def _shard(
         )
         for part in pinned:
             fully_shard(part, mp_policy=keep, **common)
-    for unit in choose_units(module, unit_classes):
+    units = choose_units(module, unit_classes)
+    names = Counter(type(unit).__name__ for unit in units)
+    listed = ", ".join(f"{count} x {name}" for name, count in names.items()) or "none: the whole model is one"
+    log.info("fsdp2 units: %s", listed)
+    for unit in (*units, module):
         if not isinstance(unit, FSDPModule):  # a pinned module may be a unit itself
+            unit.register_forward_hook(_own_memory)  # before fully_shard, whose own hook sees what this returns
             fully_shard(unit, mp_policy=policy, **common)
-    if not isinstance(module, FSDPModule):
-        fully_shard(module, mp_policy=policy, **common)
     for child in module.modules():
         if isinstance(child, FSDPModule):
             child.set_gradient_divide_factor(1.0)
             child.set_force_sum_reduction_for_comms(True)
+
+
+def _own_memory(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+    """Copy outputs that are views: changing one in place would take FSDP2's hook off it, and lose the gradient."""
+
+    def copy(item: Any) -> Any:
+        view = isinstance(item, torch.Tensor) and item.requires_grad and item._base is not None
+        return item.clone() if view else item
+
+    return tree_map(copy, output)
 
 
 def _reduce_dtype(module: nn.Module, context: ParallelContext) -> torch.dtype | None:
@@ -235,7 +258,7 @@ def _fill_shards(parts: list[Part], context: ParallelContext) -> None:
             fill_buffers(module, ".".join(filter(None, (part.prefix, name))), context)
     for entry in find_parameters(parts):
         parameter = entry.parameter
-        value = start_value(entry.fqn, parameter, context).to(parameter.dtype)
+        value = start_value(entry.raw, parameter, context).to(parameter.dtype)
         if not hasattr(parameter, "to_local"):
             parameter.copy_(value)
             continue

@@ -1,12 +1,13 @@
 """Chooses the units: the modules whose parameters are gathered and reduced together.
 
-Automatic: the repeated blocks, that is the elements of an outermost list of two or more modules of one class that have
-children of their own. By name: every outermost module of the given classes. A block that shares a parameter with
-anything outside itself stays with the root's unit, so tied weights are always in one unit.
+Automatic: the repeated blocks, that is the elements of an outermost list (ModuleList, Sequential) that have children of
+their own and are two or more of one class. By name: every outermost module of the given classes. A block that shares a
+parameter with anything outside itself stays with the root's unit, so tied weights are always in one unit.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from torch import nn
@@ -25,15 +26,15 @@ def choose_units(root: nn.Module, class_names: Sequence[str] | None = None) -> l
 
 
 def _repeated_blocks(root: nn.Module) -> list[nn.Module]:
+    if isinstance(root, (nn.ModuleList, nn.Sequential)):
+        blocks = [child for child in root.children() if any(True for _ in child.children())]
+        classes = Counter(type(block) for block in blocks)
+        repeated = [block for block in blocks if classes[type(block)] >= 2]
+        if repeated:
+            return _distinct(repeated)
     units: list[nn.Module] = []
     for child in root.children():
-        elements = list(child.children())
-        classes = {type(element) for element in elements}
-        is_list = isinstance(child, (nn.ModuleList, nn.Sequential))
-        if is_list and len(elements) >= 2 and len(classes) == 1 and any(True for _ in elements[0].children()):
-            units.extend(elements)
-        else:
-            units.extend(_repeated_blocks(child))
+        units.extend(_repeated_blocks(child))
     return _distinct(units)
 
 
