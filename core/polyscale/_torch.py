@@ -340,3 +340,8 @@ def forget_meshes() -> None:
     clear_compiled = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
     if clear_compiled is not None:
         clear_compiled()
+
+
+def version(tensor: torch.Tensor) -> int:
+    """How many in-place operators autograd has counted on a tensor and its views; -1 where it does not count."""
+    return -1 if tensor.is_inference() else int(tensor._version)

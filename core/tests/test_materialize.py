@@ -236,6 +236,121 @@ def test_a_change_after_the_context_is_an_error():
         materializer(model, seed=0)
 
 
+def recorded():
+    with partitioned_init():
+        return nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+
+
+@torch.no_grad()
+def written(tensor):
+    tensor.copy_(torch.ones(64, 64))
+
+
+@pytest.mark.filterwarnings("ignore:.*meta parameter")
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda model: model[1].load_state_dict(nn.Linear(64, 64).state_dict()),
+        lambda model: model[1].apply(lambda module: nn.init.ones_(module.weight)),
+        lambda model: nn.init.kaiming_uniform_(model[1].weight),
+        lambda model: written(model[1].weight),
+        lambda model: written(model[1].weight.t()),
+        lambda model: model[1].weight.detach().zero_(),
+        lambda model: model.state_dict()["1.weight"].zero_(),
+    ],
+)
+def test_an_edit_after_the_context_is_an_error(edit):
+    model = recorded()
+    edit(model)
+    with pytest.raises(PolyscaleError, match=r"1\.weight was edited after the block") as caught:
+        materializer(model, seed=0)
+    assert "inside" in caught.value.fix and "assign=True" in caught.value.fix and "set_full" in caught.value.fix
+
+
+def test_what_leaves_the_weights_alone_after_the_context_is_allowed():
+    model = recorded()
+    expected = [replay(model[0].weight), replay(model[1].weight)]
+    model.requires_grad_(False).requires_grad_(True).float().eval()
+    model[1].bias.data.fill_(2.0)  # real, so nothing is lost
+    start = materializer(model, seed=0)
+    assert torch.equal(start.value("0.weight"), expected[0]) and torch.equal(start.value("1.weight"), expected[1])
+    assert torch.equal(start.value("1.bias"), torch.full((64,), 2.0))
+    loaded = nn.Linear(64, 64)
+    model[1].load_state_dict(loaded.state_dict(), assign=True)
+    model[0].weight = nn.Parameter(torch.ones(64, 64))
+    start = materializer(model, seed=0)
+    assert torch.equal(start.value("1.weight"), loaded.weight) and torch.equal(
+        start.value("0.weight"), torch.ones(64, 64)
+    )
+
+
+def test_edits_in_a_second_context_count_and_do_not_hide_those_between():
+    model = recorded()
+    with partitioned_init():
+        nn.init.constant_(model[1].weight, 3.0)
+    assert torch.equal(materializer(model, seed=0).value("1.weight"), torch.full((64, 64), 3.0))
+    written(model[1].weight)
+    with partitioned_init():
+        nn.init.constant_(model[0].weight, 1.0)
+        model[1].weight.detach().mul_(2)
+    with pytest.raises(PolyscaleError, match=r"1\.weight was edited"):
+        materializer(model, seed=0)
+
+
+@pytest.mark.parametrize(
+    "cast",
+    [
+        lambda model: model.bfloat16(),
+        lambda model: model.half(),
+        lambda model: model.to(torch.float64),
+        lambda model: model.to_empty(device="meta"),
+    ],
+)
+def test_a_cast_of_all_weights_after_the_context_is_no_meta_start(cast):
+    """Every weight has lost its recording, so the model looks like one that was built on the meta device."""
+    with pytest.raises(PolyscaleError, match=r"0\.weight was cast or replaced after the block") as caught:
+        materializer(cast(recorded()), seed=0)
+    assert "inside" in caught.value.fix and "dtype" in caught.value.fix
+    with partitioned_init():
+        parameter = nn.Parameter(torch.randn(2000))  # no operator has ever seen this object
+        module = nn.ParameterList([parameter])
+        module.register_buffer("table", torch.randn(50, 50).t())
+    module.table = module.table.double()
+    with pytest.raises(PolyscaleError):
+        materializer(module, seed=0)
+    with pytest.raises(PolyscaleError, match=r"0 was cast"):
+        materializer(module.double(), seed=0)
+
+
+def test_pretrained_weights_survive_a_cast_inside_and_are_never_replaced_by_random_ones(tmp_path):
+    torch.manual_seed(0)
+    saved = MODELS["gpt2"]().requires_grad_(False)
+    saved.save_pretrained(tmp_path)
+    expected = {name: tensor.bfloat16() for name, tensor in tensors_of(saved).items()}
+
+    def load():
+        return transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
+
+    def recorded_load():
+        model = MODELS["gpt2"]()
+        model.load_state_dict(saved.state_dict())
+        return model
+
+    for make in (load, recorded_load):
+        with partitioned_init():
+            model = make().to(torch.bfloat16)
+        start = materializer(model, seed=0)
+        assert all(torch.equal(start.value(name), value) for name, value in expected.items())
+    with partitioned_init():
+        model = load()
+    start = materializer(model.to(torch.bfloat16), seed=0)  # it holds what it has read, recorded is nothing
+    assert start.kind == "real" and all(torch.equal(start.value(name), value) for name, value in expected.items())
+    with partitioned_init():
+        model = recorded_load()
+    with pytest.raises(PolyscaleError, match=r"transformer\.wte\.weight was cast or replaced"):
+        materializer(model.to(torch.bfloat16), seed=0)
+
+
 def test_an_unknown_name_is_an_error_with_the_nearest():
     start = materializer(nn.Linear(2, 2), seed=0)
     with pytest.raises(PolyscaleError, match="weight"):

@@ -27,8 +27,11 @@ def partitioned_init(*, threshold: int = 1024) -> Iterator[None]:
     Floating tensors of at least ``threshold`` elements become meta tensors with a recording; smaller ones, integers and
     what is read from files or NumPy stay real. At most one weight is in memory at a time, plus what an initialiser
     itself makes. Inside, everything may be done to the weights; between the context and ``initialize``, nothing: an
-    operator outside is not recorded, so casts (``model.to(torch.bfloat16)``) belong inside. A context inside another is
-    part of the outer one.
+    operator outside is not recorded, so casts (``model.to(torch.bfloat16)``) belong inside. ``initialize`` refuses a
+    weight that was edited, cast or moved outside. It cannot see edits through ``.data``, whose version counter is
+    another one, nor ``torch.nn.init.trunc_normal_``, ``orthogonal_``, ``sparse_`` and ``dirac_``, which skip meta
+    tensors, nor that a model is a ``copy.deepcopy`` made outside, whose weights have no recording. A context inside
+    another is part of the outer one.
 
     Args:
         threshold: smallest number of elements that is deferred.

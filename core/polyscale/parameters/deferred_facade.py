@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
 from polyscale.parameters.deferred_log import history_of, leaves, map_leaves
@@ -28,16 +29,26 @@ _HANDLED = frozenset((_DEVICE, _IS_META, _IS_CPU, _SET_DATA, *_PLACE, *_NUMBERS)
 
 
 class Facade(TorchFunctionMode):
-    """Answers for deferred tensors. ``virtual`` makes a deferred tensor with the values of a real one."""
+    """Answers for deferred tensors.
 
-    def __init__(self, virtual: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    Args:
+        virtual: makes a deferred tensor with the values of a real one.
+        see: is given each Parameter that passes; making one is no operator, but registering it asks for its
+            ``grad_fn``.
+    """
+
+    def __init__(self, virtual: Callable[[torch.Tensor], torch.Tensor], see: Callable[[torch.Tensor], None]) -> None:
         super().__init__()
         self._virtual = virtual
+        self._see = see
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is is_recording:
             return True
+        for leaf in args:
+            if isinstance(leaf, nn.Parameter):
+                self._see(leaf)
         if func in _HANDLED and any(history_of(leaf) is not None for leaf in leaves((args, kwargs))):
             return self._handle(func, args, kwargs)
         return func(*args, **kwargs)

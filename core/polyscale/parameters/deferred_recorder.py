@@ -31,6 +31,7 @@ from polyscale.parameters.deferred_log import (
     reference,
     start_history,
 )
+from polyscale.parameters.deferred_marks import Sightings
 from polyscale.parameters.deferred_operators import (
     FILLS,
     GEOMETRY_ONLY,
@@ -58,12 +59,16 @@ class Recorder:
         self._threshold = threshold
         self._seeds = seeds
         self._clock = 0
+        self._sightings = Sightings()
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record what this thread does."""
-        with _torch.dispatch_mode(self._dispatch), Facade(self.virtual):
-            yield
+        try:
+            with _torch.dispatch_mode(self._dispatch), Facade(self.virtual, self._sightings.see):
+                yield
+        finally:
+            self._sightings.mark()
 
     def virtual(self, tensor: torch.Tensor) -> torch.Tensor:
         """A deferred tensor with the values that a real one has now."""
@@ -122,6 +127,8 @@ class Recorder:
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
     ) -> Any:
         _refuse_empty_meta(func, tensors)
+        for tensor in tensors:
+            self._sightings.see(tensor)
         written = written_tensors(func, args, kwargs)
         into_real = any(history_of(tensor) is None for tensor in written)
         elsewhere = not is_cpu(kwargs.get("device")) and kwargs["device"].type != "meta"
@@ -134,6 +141,8 @@ class Recorder:
         made = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
         is_new = any(history_of(tensor) is None for tensor in made)
         if torch.Tag.inplace_view in func.tags or not (is_new or written):
+            for tensor in made:
+                self._sightings.see(tensor)
             return result  # a view: the tensor itself carries its geometry
         target = history_of(written[0]) if written else None
         random = self._advance(func, args, kwargs, target)
@@ -263,6 +272,7 @@ class Recorder:
         )
 
     def _new(self, tensor: torch.Tensor) -> TensorRef:
+        self._sightings.see(tensor)
         return reference(tensor, start_history(tensor, self._clock))
 
 

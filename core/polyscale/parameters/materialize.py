@@ -15,6 +15,7 @@ from torch import nn
 
 from polyscale.errors import PolyscaleError, nearest
 from polyscale.parameters.deferred_log import history_of, reference
+from polyscale.parameters.deferred_marks import is_marked, was_edited
 from polyscale.parameters.deferred_replay import replay_reference
 from polyscale.parameters.fingerprint import Start, start_of
 from polyscale.parameters.materialize_meta import MetaStart
@@ -29,8 +30,8 @@ def materializer(model: nn.Module, *, seed: int, prefix: str = "") -> Materializ
         prefix: of ``model``'s names in the whole model, when it is a part of it.
 
     Raises:
-        PolyscaleError: a tensor on the meta device that no initialiser sets, or that was changed after
-            ``partitioned_init``.
+        PolyscaleError: a tensor on the meta device that no initialiser sets, or one made under ``partitioned_init``
+            that was edited, cast or replaced after it.
     """
     return Materializer(model, seed=seed, prefix=prefix)
 
@@ -66,8 +67,7 @@ class Materializer:
             else:
                 self._real[name] = weakref.ref(tensor)
         self.kind = start_of(tensor for _, tensor in named)
-        if self._recorded and empty:
-            raise _changed_outside(next(iter(empty)))
+        _refuse_changes(self._recorded, empty)
         self._meta = MetaStart(model, empty, seed=seed, prefix=dot) if empty else None
 
     def value(self, fqn: str) -> torch.Tensor:
@@ -117,10 +117,34 @@ class Materializer:
             yield name, self.value(name)
 
 
-def _changed_outside(name: str) -> PolyscaleError:
-    return PolyscaleError(
-        f"{name} is on the meta device without a recording, in a model built under partitioned_init",
-        why="it was made or changed outside of the context (a cast such as model.to(torch.bfloat16), a new module), "
-        "where nothing is recorded",
-        fix="Do it inside 'with polyscale.partitioned_init():'",
-    )
+def _refuse_changes(recorded: dict[str, torch.Tensor], empty: dict[str, torch.Tensor]) -> None:
+    """Refuse a recorded model in which something would start with other values than it was given."""
+    edited = [name for name, tensor in recorded.items() if was_edited(tensor)]
+    if edited:
+        raise PolyscaleError(
+            f"{edited[0]} was edited after the block of partitioned_init{_others(edited)}",
+            why="it is recorded and holds no values yet, and what is done to it outside of the block (load_state_dict, "
+            "an initialiser, copy_) is not recorded and would be lost",
+            fix="Edit it inside 'with polyscale.partitioned_init():', use load_state_dict(..., assign=True), or set it "
+            "after initialize with engine.load() or engine.parameters_store.set_full()",
+        )
+    lost = [name for name, tensor in empty.items() if is_marked(tensor)]
+    if lost:
+        raise PolyscaleError(
+            f"{lost[0]} was cast or replaced after the block of partitioned_init{_others(lost)}",
+            why="its recording belongs to the tensor that it was, and what is there now is on the meta device and has "
+            "no values",
+            fix="Cast it inside 'with polyscale.partitioned_init():', or leave it as it is and let the configuration "
+            "choose the dtype (bf16.enabled)",
+        )
+    if recorded and empty:
+        name = next(iter(empty))
+        raise PolyscaleError(
+            f"{name} is on the meta device without a recording, in a model built under partitioned_init",
+            why="it was made outside of the context (a new module, a copy), where nothing is recorded",
+            fix="Make it inside 'with polyscale.partitioned_init():'",
+        )
+
+
+def _others(names: list[str]) -> str:
+    return f" ({len(names) - 1} more like it)" if len(names) > 1 else ""
