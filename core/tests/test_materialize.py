@@ -316,7 +316,7 @@ def test_a_cast_of_all_weights_after_the_context_is_no_meta_start(cast):
         module = nn.ParameterList([parameter])
         module.register_buffer("table", torch.randn(50, 50).t())
     module.table = module.table.double()
-    with pytest.raises(PolyscaleError):
+    with pytest.raises(PolyscaleError, match="table was cast"):
         materializer(module, seed=0)
     with pytest.raises(PolyscaleError, match=r"0 was cast"):
         materializer(module.double(), seed=0)
