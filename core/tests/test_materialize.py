@@ -314,12 +314,22 @@ def test_a_cast_of_all_weights_after_the_context_is_no_meta_start(cast):
     with partitioned_init():
         parameter = nn.Parameter(torch.randn(2000))  # no operator has ever seen this object
         module = nn.ParameterList([parameter])
-        module.register_buffer("table", torch.randn(50, 50).t())
-    module.table = module.table.double()
-    with pytest.raises(PolyscaleError, match="table was cast"):
-        materializer(module, seed=0)
     with pytest.raises(PolyscaleError, match=r"0 was cast"):
-        materializer(module.double(), seed=0)
+        materializer(cast(module), seed=0)
+
+
+@pytest.mark.parametrize("make", [lambda: torch.randn(50, 50), lambda: torch.randn(50, 50).t()])
+def test_buffers_count_too(make):
+    with partitioned_init():
+        module = nn.Linear(64, 64)
+        module.register_buffer("table", make())
+    materializer(module, seed=0)
+    module.table.zero_()
+    with pytest.raises(PolyscaleError, match="table was edited"):
+        materializer(module, seed=0)
+    module.table = module.table.double()  # a new tensor
+    with pytest.raises(PolyscaleError, match="table is on the meta device without a recording"):
+        materializer(module, seed=0)
 
 
 def test_pretrained_weights_survive_a_cast_inside_and_are_never_replaced_by_random_ones(tmp_path):
