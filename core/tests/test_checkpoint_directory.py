@@ -36,12 +36,25 @@ def test_saved_checkpoints_are_listed_in_order_of_their_numbers_and_the_last_is_
     assert hidden(directory.root) == []
 
 
-@pytest.mark.parametrize("tag", ["", " ", ".x", "a/b", "a\\b", "..", "a\nb", "a\0b", "latest", "x" * 200, 7, None])
+@pytest.mark.parametrize(
+    "tag",
+    ["", " ", ".x", "a/b", "a\\b", "..", "a\nb", "a\0b", "latest", "x" * 200, 7, None, "a b", "a:b", "été", "a*", "a."],
+)
 def test_names_that_are_no_tags_are_refused_before_anything_is_made(tmp_path, tag):
     directory = CheckpointDirectory(tmp_path / "root")
     with pytest.raises(CheckpointError, match="Tag"):
         directory.begin(tag)
     assert not directory.root.exists()
+
+
+def test_what_lies_there_under_another_name_can_be_loaded_though_not_saved(tmp_path):
+    directory = CheckpointDirectory(tmp_path)
+    save(directory, "Step_1.0-a")
+    directory.path("Step_1.0-a").rename(tmp_path / "best one")
+    (tmp_path / "latest").write_text("best one\n")
+    assert directory.resolve() == directory.resolve("best one") == tmp_path / "best one"
+    with pytest.raises(CheckpointError, match=r"holds ' ', which not every file system can store. Use letters"):
+        directory.begin("best one", overwrite=True)
 
 
 def test_an_existing_tag_is_refused_without_overwrite_and_replaced_with_it(tmp_path):
@@ -111,7 +124,8 @@ def test_what_cannot_be_loaded_is_refused_with_the_reason(tmp_path):
     (directory.root / "latest").write_text("../../etc\n")
     assert "says '../../etc'" in refused() and "Name one of: step100" in refused()
     (directory.root / "latest").write_text("gone\n")
-    assert "there is none of that name" in refused() and "step100" in refused()
+    assert "'gone'" in refused() and "which its file 'latest' names: there is none of that name" in refused()
+    assert "step100" in refused() and "latest" not in refused("gone")
     (directory.root / "latest").write_bytes(b"\xff\xfe")
     assert "cannot be read" in refused()
 

@@ -85,6 +85,16 @@ def test_precision_switches_and_warmup_follow_from_what_is_written():
     assert config.origins["scheduler.params.warmup_max_lr"].detail == "optimizer.params.lr"
 
 
+def test_a_learning_rate_that_is_text_resolves_the_warmup():
+    config = load_config(
+        {
+            "optimizer": {"type": "SGD", "params": {"lr": "5e-1"}},
+            "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto"}},
+        }
+    )
+    assert config.scheduler.params["warmup_max_lr"] == 0.5
+
+
 def test_auto_that_is_a_value_of_its_key_stays():
     backends = {"accelerator": "auto", "options": {"fsdp2": {"blocks": "auto"}}}
     data_types = {"keep_in_fp32_modules": "auto"}

@@ -44,6 +44,13 @@ def test_the_users_dict_is_neither_changed_nor_shared():
     assert json.dumps(mine) == before
 
 
+def test_a_byte_order_mark_is_no_part_of_the_configuration(tmp_path: Path):
+    file = tmp_path / "windows.json"
+    file.write_text(json.dumps(ONE), encoding="utf-8-sig")
+    assert file.read_bytes().startswith(b"\xef\xbb\xbf")
+    assert load_config(file).digest() == load_config("\ufeff" + json.dumps(ONE)).digest() == load_config(ONE).digest()
+
+
 def test_keys_that_stand_twice_are_named_with_their_path():
     with pytest.raises(SourceError, match=r"Key zero_optimization\.stage: it stands twice"):
         load_config('{"zero_optimization": {"stage": 1, "stage": 2}}')

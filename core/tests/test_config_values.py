@@ -77,6 +77,23 @@ def test_every_mistake_is_reported_at_once_and_once():
         assert str(one) in str(error.value)
 
 
+def test_what_is_wrong_does_not_hide_what_contradicts():
+    with pytest.raises(SeveralConfigErrors) as error:
+        load_config(
+            {
+                "train_batch_size": 7, "gradient_accumulation_steps": 2, "train_micro_batch_size_per_gpu": "x",
+                "fp16": {"enabled": True}, "bf16": {"enabled": True, "check_grad_overflow": 3},
+                "optimizer": {"type": "SGD", "params": {"lr": "auto"}, "groups": [{"match": ["a"]}, {"match": 3}]},
+                "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 10, "warmup_num_steps": "auto"}},
+            }
+        )  # fmt: skip
+    assert [one.given for one in error.value.errors] == [
+        'optimizer.params.lr = "auto", scheduler.params.warmup_num_steps = "auto"',
+        "train_micro_batch_size_per_gpu = 'x'", "optimizer.groups[1].match = 3", "bf16.check_grad_overflow = 3",
+        "fp16.enabled true, bf16.enabled true", "train_batch_size 7, gradient_accumulation_steps 2",
+    ]  # fmt: skip
+
+
 def test_numbers_as_json_writes_them_are_accepted():
     config = load_config(
         {"zero_optimization": {"reduce_bucket_size": 5e8}, "steps_per_print": INF, "gradient_clipping": 1}

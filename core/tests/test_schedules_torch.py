@@ -7,6 +7,7 @@ import torch
 from torch.optim import SGD, Adam, lr_scheduler
 
 from polyscale.config import SchedulerSection
+from polyscale.config.errors import SeveralConfigErrors
 from polyscale.errors import CheckpointError, ConfigError
 from polyscale.schedules import build_scheduler, check_scheduler
 
@@ -172,7 +173,14 @@ def test_a_tensor_learning_rate_keeps_its_memory():
         (section("StepLR"), r"without scheduler\.params\.step_size"),
         (section("StepLR", step_size=2, gama=0.1), r"Unknown key scheduler\.params\.gama: .*'gamma'"),
         (section("LambdaLR"), "needs a function"),
-        (section("ReduceLROnPlateau"), "needs a metric"),
+        (section("ReduceLROnPlateau"), r"needs a metric.*over engine\.optimizer.*step\(metric\).*engine\.track"),
+        (section("StepLR", step_size="ten"), r"scheduler\.params\.step_size = 'ten': StepLR expects a whole number"),
+        (section("StepLR", step_size=2.5), "expects a whole number"),
+        (section("StepLR", step_size=True), "expects a whole number"),
+        (section("StepLR", step_size=2, gamma="nan"), "expects a finite number"),
+        (section("StepLR", step_size=2, gamma=float("inf")), "expects a finite number"),
+        (section("MultiStepLR", milestones=[2, "x"]), "or a list of them"),
+        (section("OneCycleLR", max_lr=1.0, total_steps=9, three_phase="yes"), "expects true or false"),
         (section("SequentialLR"), "other schedulers"),
         (section("LRScheduler"), "no such schedule"),
         (section("Optimizer"), "no such schedule"),
@@ -187,3 +195,29 @@ def test_a_wrong_schedule_is_refused_before_there_is_an_optimizer(chosen, messag
 def test_a_value_that_torch_refuses_is_our_error():
     with pytest.raises(ConfigError, match=r"scheduler OneCycleLR with max_lr 1.*torch refuses it"):
         build_scheduler(optimizer(), section("OneCycleLR", max_lr=1))
+
+
+def test_every_mistake_in_the_parameters_is_told_at_once():
+    for wrong in (section("StepLR", gama=1, gamma="x"), section("WarmupDecayLR", warmup_tpe=1, warmup_num_steps=0)):
+        with pytest.raises(SeveralConfigErrors) as error:
+            check_scheduler(wrong)
+        assert len(error.value.errors) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        (section("WarmupLR", warmup_max_lr="1e-1", warmup_num_steps="4"),
+         section("WarmupLR", warmup_max_lr=0.1, warmup_num_steps=4)),
+        (section("OneCycle", cycle_min_lr=["1e-2"], cycle_max_lr=".5"),
+         section("OneCycle", cycle_min_lr=[0.01], cycle_max_lr=0.5)),
+        (section("StepLR", step_size="2", gamma="5e-1"), section("StepLR", step_size=2, gamma=0.5)),
+        (section("MultiStepLR", milestones=["1", "1e0"], gamma="0.5"),
+         section("MultiStepLR", milestones=[1, 1], gamma=0.5)),
+        (section("OneCycleLR", max_lr="1e-1", total_steps="9"), section("OneCycleLR", max_lr=0.1, total_steps=9)),
+    ],
+)  # fmt: skip
+def test_numbers_may_be_written_as_text(text, number):
+    first, second = optimizer(Adam), optimizer(Adam)
+    check_scheduler(text)
+    assert used(first, build_scheduler(first, text), 5) == used(second, build_scheduler(second, number), 5)

@@ -20,6 +20,7 @@ def invoke(words: Sequence[str]) -> int:
 
     Raises:
         PolyscaleError: no such command or option, or a bad value.
+        BrokenPipeError: the reader of stdout has gone.
     """
     try:
         code = typer.main.get_command(app).main(args=list(words), prog_name="scale", standalone_mode=False)
@@ -30,6 +31,10 @@ def invoke(words: Sequence[str]) -> int:
         raise _translated(error) from error
     except typer.Abort:
         return 130
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # the framework ends the process with 1
+            raise BrokenPipeError from None
+        raise
     return code if isinstance(code, int) else 0
 
 

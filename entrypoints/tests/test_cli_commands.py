@@ -1,6 +1,7 @@
 """The commands as users type them: help, versions, mistakes, broken pipes, defects; configurations."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,7 @@ def test_help_has_an_example(words, capsys):
         (["run", "missing.py"], "missing.py"),
         (["run", "--nproc", "0", __file__], "at least one"),
         (["run", "-m", "no_such.train"], "no_such.train"),
+        (["report", "--list", "--require", "accelerator=cpu"], "--list"),
         (["config", "init", "--stage", "4"], "0, 1, 2 or 3"),
         (["config", "check", "missing.json"], "missing.json"),
         (["config", "explain", "{"], "JSON"),
@@ -178,7 +180,96 @@ def test_explain_shows_value_origin_and_what_differs_from_deepspeed(tmp_path, ca
     assert "DeepSpeed: 0" in lines["zero_optimization.stage"]
     assert "default" in lines["gradient_clipping"]
     assert "DeepSpeed: 1.0" in lines["gradient_clipping"]
-    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_explain_in_a_pipe_is_one_line_for_each_value(tmp_path):
+    patterns = [f"transformer.h.{number}.attention.*" for number in range(20)]
+    config = {"train_batch_size": 8, "data_types": {"keep_in_fp32_modules": patterns}}
+    command = [BIN / "scale", "config", "explain", "-"]
+    out = subprocess.check_output(command, input=json.dumps(config), text=True, env={"COLUMNS": "40"})
+    lines = {line.split(" = ")[0]: line.split("\t") for line in out.splitlines()}
+    assert json.loads(lines["data_types.keep_in_fp32_modules"][0].split(" = ")[1]) == patterns
+    assert lines["gradient_clipping"] == ["gradient_clipping = 0.0", "default", "DeepSpeed: 1.0"]
+    assert set(lines) >= {"seed", "zero_optimization.stage", "backends.accelerator"}
+
+
+def from_stdin(text, *words):
+    command = [BIN / "scale", "config", "check", "-", *words]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=60)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_check_reads_stdin():
+    assert from_stdin('\ufeff{"train_batch_size": 8}') == (0, "The configuration can be used.\n")
+    assert from_stdin("nope.json") == (
+        2,
+        "Error: stdin, line 1, column 1: 'nope.json': it is not JSON: Expecting value. Comments and trailing commas "
+        "are not part of JSON.\n",
+    )
+    assert "stdin: it is empty" in from_stdin("")[1]
+
+
+@pytest.mark.parametrize(
+    ("config", "keys"),
+    [
+        (
+            {
+                "train_batch_size": -1, "fp16": {"enabled": True}, "bf16": {"enabled": True}, "bogus": 1,
+                "optimizer": {"type": "AdmW"}, "scheduler": {"type": "WarmupLRR"}, "autotuning": {"enabled": True},
+                "backends": {"accelerator": "cdua", "io": "thread"}, "topology": {"dp_shard": 0},
+                "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}},
+            },
+            ["bogus", "autotuning", "train_batch_size", "fp16.enabled", "scheduler.type", "topology.dp_shard",
+             "zero_optimization.offload_optimizer", "backends.accelerator", "backends.io", "optimizer.type"],
+        ),
+        (
+            {
+                "gradient_clipping": float("nan"),
+                "optimizer": {
+                    "type": "AdamW", "params": {"lr": float("inf"), "lrr": 1, "max_grad_norm": 1.0},
+                    "groups": [{"match": ["*"], "params": {"wd": 1, "fused": True, "eps": 1e-6}}],
+                },
+                "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0, "warmup_tpe": "log"}},
+            },
+            ["gradient_clipping", "optimizer.params.max_grad_norm", "scheduler.params.warmup_tpe",
+             "scheduler.params.warmup_num_steps", "optimizer.params.lr", "optimizer.params.lrr",
+             "optimizer.groups[0].params.fused", "optimizer.groups[0].params.wd"],
+        ),
+        (
+            {
+                "train_micro_batch_size_per_gpu": "auto", "gradient_clipping": "auto",
+                "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto"}},
+                "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto", "warmup_max_lr": "auto"}},
+                "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"},
+                                      "offload_param": {"device": "cpu"}},
+            },
+            ["train_micro_batch_size_per_gpu", "gradient_clipping", "optimizer.params.lr", "optimizer.params.betas",
+             "scheduler.params.total_num_steps", "scheduler.params.warmup_max_lr",
+             "zero_optimization.offload_optimizer", "zero_optimization.offload_param"],
+        ),
+        (
+            {"optimizer": {"type": 3}, "scheduler": {"type": "StepLR", "params": {"gamma": True}}},
+            ["optimizer.type", "scheduler", "scheduler.params.gamma"],
+        ),
+        ({"optimizer": {"type": "SGD", "params": {"momentum": 0.9, "nesterov": True},
+                        "groups": [{"match": ["*"], "params": {"momentum": 0.0}}]}}, ["optimizer.groups[0].params"]),
+        ({"optimizer": {"type": "RMSprop", "groups": [{"match": ["*"], "params": {"lr": "fast", "alfa": 1}}]}},
+         ["optimizer.groups[0].params.alfa", "optimizer.groups[0].params.lr"]),
+        ({"scheduler": {"type": "WarmupLR"}}, ["scheduler.type"]),
+    ],
+    ids=["layers", "values", "autos", "unknown type", "together in a group", "torch", "scheduler alone"],
+)  # fmt: skip
+def test_check_tells_the_mistakes_of_all_layers_each_in_a_line_with_its_path(config, keys, capsys):
+    code, _, err = told(capsys, "config", "check", json.dumps(config))
+    assert code == 2
+    lines = [line.removeprefix("Error: ").removeprefix("Unknown key ") for line in err.splitlines()]
+    assert [re.split(r"[ :=]|\.(?= )", line)[0] for line in lines] == keys, err
+
+
+def test_a_schedule_may_stand_alone_where_the_script_has_the_optimizer(capsys):
+    text = '{"scheduler": {"type": "WarmupLR"}}'
+    assert "--own-optimizer" in told(capsys, "config", "check", text)[2]
+    assert told(capsys, "config", "check", "--own-optimizer", text) == (0, "The configuration can be used.\n", "")
 
 
 def test_scale_report_is_scale_report(capsys):

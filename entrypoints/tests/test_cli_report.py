@@ -116,6 +116,12 @@ def test_list_prints_names_without_importing_plugins_or_torch_in_little_time():
     assert (after.children_user + after.children_system) - (before.children_user + before.children_system) < 0.4
 
 
+def test_list_is_json_for_programs(capsys):
+    code, out, _ = told(capsys, "--json", "--list", "--kind", "launcher")
+    assert (code, json.loads(out)) == (0, listing.listing("launcher"))
+    assert "launcher=local" in json.loads(out)
+
+
 def test_list_names_what_is_installed_and_broken_too(plugin):
     plugin("io", "odd", "raise RuntimeError")
     assert "io=odd" in listing.listing("io")
@@ -183,6 +189,8 @@ def test_the_environment_overrides_and_its_failure_is_told(monkeypatch):
 def test_require_tells_scripts_by_the_exit_code(plugin, capsys):
     plugin("io", "odd", "raise RuntimeError('no licence')")
     assert told(capsys, "--require", "accelerator=cpu", "--require=io=threads")[0] == 0
+    assert told(capsys, "--require", "optimizer=AdamW")[:2] == (0, "optimizer=AdamW can be used\n")
+    assert told(capsys, "--require", "io=Threads")[0] == 1
     code, out, err = told(capsys, "--require", "accelerator=cpu", "--require", "io=odd")
     assert code == 1
     assert "accelerator=cpu can be used" in out

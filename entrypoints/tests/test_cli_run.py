@@ -92,6 +92,33 @@ def test_dry_run_prints_a_line_for_each_rank_and_starts_nothing(capsys, tmp_path
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "word"),
+    [
+        ("x.txt", "hello\n", "ends in .txt"),
+        ("data.json", "{}", "ends in .json"),
+        ("notes", "Dear all,\n", "line 1"),
+        ("binary", "\0\1", "null bytes"),
+        ("job", "#!/bin/sh\nls\n", "chmod"),
+    ],
+)
+def test_a_file_that_is_plainly_no_python_is_refused(name, text, word, tmp_path, capsys):
+    (tmp_path / name).write_text(text)
+    assert main(["run", "--dry-run", "--nproc", "1", str(tmp_path / name)]) == 2
+    err = capsys.readouterr().err
+    assert word in err and name in err
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("x.py", "no python"), ("train", "print(1)"), ("x.txt", "#!/usr/bin/env python3\nprint(1)"), ("v1.2", "pass")],
+)
+def test_a_file_that_may_be_python_is_run(name, text, tmp_path, capsys):
+    (tmp_path / name).write_text(text)
+    assert main(["run", "--dry-run", "--nproc", "1", str(tmp_path / name)]) == 0
+    assert capsys.readouterr().out.rstrip().endswith(name)
+
+
 @pytest.mark.parametrize(("devices", "ranks"), [(1, 1), (4, 4), (0, 1)])
 def test_without_nproc_there_is_a_rank_per_device(devices, ranks, monkeypatch, capsys):
     class Accelerator:

@@ -56,7 +56,10 @@ class CudaAccelerator(TorchAccelerator):
         if torch.version.cuda is None:
             return f"this torch ({torch.__version__}) is built without CUDA; {self.install}"
         if not host.has_driver():
-            return "no NVIDIA driver is loaded; install it, and start containers with access to the devices"
+            return (
+                "no NVIDIA driver is loaded; if this machine has an NVIDIA GPU, install it, and start containers with "
+                "access to the devices"
+            )
         return host.explain_mask(env.mask(), host.physical_devices()) or host.initialisation_error()
 
     def diagnose(self) -> list[Finding]:

@@ -13,6 +13,7 @@ from typing import Any
 from polyscale.interfaces.accelerator import Finding, Toolchain
 
 _DRIVER = Path("/proc/driver/nvidia")
+_INSTALL_DRIVER = "If this machine has an NVIDIA GPU, install its driver"
 _USUAL_ROOT = "/usr/local/cuda"
 _FLAGS = ("-O3", "-std=c++17", "-Xcompiler", "-fPIC")
 
@@ -80,7 +81,7 @@ def findings(compiler: Toolchain | None) -> list[Finding]:
 
     driver = _driver_version()
     rows = [
-        Finding("driver", driver or "none", ok=bool(driver), fix="" if driver else "Install the NVIDIA driver"),
+        Finding("driver", driver or "none", ok=bool(driver), fix="" if driver else _INSTALL_DRIVER),
         Finding("CUDA of torch", torch.version.cuda or "none", ok=torch.version.cuda is not None),
         Finding("NCCL of torch", _nccl_version()),
     ]

@@ -6,6 +6,7 @@ before anything is written.
 
 from __future__ import annotations
 
+import errno
 import io
 import pickle
 from collections import Counter, OrderedDict
@@ -20,6 +21,7 @@ from polyscale.errors import CheckpointError
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray)
 _SEQUENCES = (list, tuple, set)
 _MAPPINGS = (dict, OrderedDict, Counter)
+_DAMAGED = "Load another checkpoint (tag=...), or copy this file again from where it is whole"
 _ALLOWED = "tensors, numbers, strings, bytes, None, lists, tuples, sets and dicts"
 
 
@@ -63,13 +65,16 @@ def load_blob(path: str | PathLike[str]) -> Any:
 
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise failure(path, "read", error) from error
     except pickle.UnpicklingError as error:
-        why = f"it is damaged, or holds something other than {_ALLOWED}"
-        raise CheckpointError(f"{path} cannot be read", why=why, fix="Load another checkpoint") from error
+        why = f"the file is damaged, or holds something other than {_ALLOWED}"
+        raise CheckpointError(f"{path} cannot be read", why=why, fix=_DAMAGED) from error
     except Exception as error:  # damaged archives raise RuntimeError, EOFError, ValueError, KeyError, ...
-        raise CheckpointError(f"{path} cannot be read", why="it is damaged", fix="Load another checkpoint") from error
+        # A file cut off makes torch seek to before its start, which the system calls an invalid argument.
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise failure(path, "read", error) from error
+        size = f"{Path(path).stat().st_size:,} bytes"
+        why = f"the file is damaged, perhaps cut off ({size})"
+        raise CheckpointError(f"{path} cannot be read", why=why, fix=_DAMAGED) from error
 
 
 def _check(value: Any, where: str, above: tuple[int, ...]) -> None:

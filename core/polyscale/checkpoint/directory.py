@@ -29,7 +29,7 @@ from pathlib import Path
 from polyscale.checkpoint.durable import fsync_directory, fsync_tree, make_directory, write_bytes
 from polyscale.checkpoint.faults import failure
 from polyscale.checkpoint.finding import CheckpointFinder, finished
-from polyscale.checkpoint.names import LATEST, MANIFEST, TENSORS, Hidden, Purpose
+from polyscale.checkpoint.names import LATEST, MANIFEST, TENSORS, Hidden, Purpose, check_tag
 from polyscale.errors import CheckpointError
 
 _log = logging.getLogger("polyscale")
@@ -50,7 +50,7 @@ class CheckpointDirectory(CheckpointFinder):
         Raises:
             CheckpointError: ``tag`` is no tag, or exists and ``overwrite`` is False, or the system refuses.
         """
-        target = self.path(tag)
+        target = self.path(check_tag(tag))
         tmp = self.root / str(Hidden.mine(tag, "tmp"))
         with _reported(self.root, "written"):
             make_directory(self.root)

@@ -13,7 +13,7 @@ from os import PathLike
 from pathlib import Path
 
 from polyscale.checkpoint.faults import failure
-from polyscale.checkpoint.names import LATEST, MANIFEST, Hidden, Purpose, check_tag
+from polyscale.checkpoint.names import LATEST, MANIFEST, Hidden, Purpose, check_name
 from polyscale.errors import CheckpointError, nearest
 
 _log = logging.getLogger("polyscale")
@@ -31,7 +31,7 @@ class CheckpointFinder:
 
     def path(self, tag: str) -> Path:
         """Where the finished checkpoint ``tag`` lies, or would lie."""
-        return self.root / check_tag(tag)
+        return self.root / check_name(tag)
 
     def tags(self) -> list[str]:
         """Finished checkpoints that can be loaded, numbers in them in numeric order."""
@@ -52,7 +52,7 @@ class CheckpointFinder:
         except (OSError, UnicodeDecodeError) as error:
             raise failure(self.root / LATEST, "read", error) from error
         try:
-            return check_tag(text)
+            return check_name(text)
         except CheckpointError as error:
             raise CheckpointError(
                 f"{self.root / LATEST} says {text[:80]!r}", why=error.why, fix=self._name_one()
@@ -67,15 +67,15 @@ class CheckpointFinder:
         if not self.root.is_dir():
             why = "it is a file" if self.root.exists() else "there is no such directory"
             raise CheckpointError(f"Checkpoint directory '{self.root}'", why=why, fix="Check the path")
-        if tag is None:
-            tag = self.latest()
+        newest = tag is None
+        tag = self.latest() if tag is None else tag
         path = self.path(tag)
         if finished(path):
             return path
         for hidden in self.hidden("old", tag=tag):
             _log.warning("%s: its replacement was interrupted; the replaced one is used", path)
             return self.root / str(hidden)
-        raise self._not_loadable(tag, path)
+        raise self._not_loadable(tag, path, newest=newest)
 
     def hidden(self, *purposes: Purpose, tag: str | None = None) -> list[Hidden]:
         """Names of directories that are no finished checkpoints, of these purposes."""
@@ -107,8 +107,9 @@ class CheckpointFinder:
             f"Checkpoint directory '{self.root}'", why=f"it has no file '{LATEST}'{left}", fix=self._name_one()
         )
 
-    def _not_loadable(self, tag: str, path: Path) -> CheckpointError:
-        given = f"Checkpoint '{tag}' in '{self.root}'"
+    def _not_loadable(self, tag: str, path: Path, *, newest: bool) -> CheckpointError:
+        named = f", which its file '{LATEST}' names" if newest else ""
+        given = f"Checkpoint '{tag}' in '{self.root}'{named}"
         if path.is_dir():
             return CheckpointError(given, why=f"it was not finished: {MANIFEST} is missing", fix=self._name_one())
         if any(self.hidden("tmp", tag=tag)):

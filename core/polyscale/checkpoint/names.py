@@ -31,16 +31,33 @@ _HIDDEN = re.compile(
 _MAX_TAG_BYTES = 160
 
 
+_FIX = "Use letters (a-z, A-Z), digits, '-', '_' and '.', neither first nor last a '.', such as 'step100'"
+
+
 def check_tag(tag: object) -> str:
-    """Return ``tag`` when it can name a directory.
+    """Return ``tag`` when a checkpoint may be saved under it: any file system can hold a directory of that name.
+
+    Raises:
+        CheckpointError: as ``check_name``; or it holds other characters than ASCII letters, digits, "-", "_" and ".",
+            or ends with ".".
+    """
+    name = check_name(tag)
+    other = sorted(set(re.sub(r"[A-Za-z0-9._-]", "", name)))
+    why = f"it holds {', '.join(map(repr, other))}" if other else "it ends with '.'" if name.endswith(".") else ""
+    if why:
+        raise CheckpointError(f"Tag {tag!r}", why=f"{why}, which not every file system can store", fix=_FIX)
+    return name
+
+
+def check_name(tag: object) -> str:
+    """Return ``tag`` when it can be the name of a directory below the root, so that what is there can be loaded.
 
     Raises:
         CheckpointError: it is no string, empty, too long, begins with ".", holds a separator or an unprintable
             character, or is "latest".
     """
-    fix = "Use letters, digits, '-', '_' and '.', not first a '.', such as 'step100'"
     if not isinstance(tag, str):
-        raise CheckpointError(f"Tag {tag!r}", why=f"it is a {type(tag).__name__}, not a string", fix=fix)
+        raise CheckpointError(f"Tag {tag!r}", why=f"it is a {type(tag).__name__}, not a string", fix=_FIX)
     why = ""
     if not tag.strip():
         why = "it is empty"
@@ -55,7 +72,7 @@ def check_tag(tag: object) -> str:
     elif len(os.fsencode(tag)) > _MAX_TAG_BYTES:
         why = f"it is longer than {_MAX_TAG_BYTES} bytes"
     if why:
-        raise CheckpointError(f"Tag {tag!r}", why=why, fix=fix)
+        raise CheckpointError(f"Tag {tag!r}", why=why, fix=_FIX)
     return tag
 
 

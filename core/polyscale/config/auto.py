@@ -7,9 +7,10 @@ Another library that fills in values itself gives them as ``load_config(..., aut
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from polyscale.config.arguments import as_number
 from polyscale.config.batch import ACCUMULATION, MICRO, TRAIN
 from polyscale.config.errors import UnresolvedAutoError
 from polyscale.config.origin import Origin
@@ -45,10 +46,11 @@ def resolve_autos(
         _replace(values, path, result[0])
         kind = Origin("argument", "auto=") if name in given else Origin("auto", result[1])
         origins[name] = kind
-    return [_unresolved(unresolved)] if unresolved else []
+    return [unresolved_error(unresolved)] if unresolved else []
 
 
-def _unresolved(paths: list[str]) -> UnresolvedAutoError:
+def unresolved_error(paths: Sequence[str]) -> UnresolvedAutoError:
+    """Return the error for the keys at ``paths``, whose "auto" nothing can tell."""
     error = UnresolvedAutoError(
         ", ".join(f'{path} = "auto"' for path in paths),
         why="nothing here tells the value (another library may fill it in before polyscale sees it)",
@@ -135,7 +137,7 @@ def _enabled(precision: str) -> Callable[[Mapping[str, Any]], Found]:
 
 
 def _max_lr(values: Mapping[str, Any]) -> Found:
-    lr = _get(values, "optimizer", "params", "lr")
+    lr = as_number(_get(values, "optimizer", "params", "lr"))
     return (lr, "optimizer.params.lr") if _number(lr) else None
 
 

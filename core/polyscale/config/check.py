@@ -5,11 +5,16 @@ Notable: what ``scale config check`` prints. Nothing is raised for a mistake in 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from polyscale.config.errors import SeveralConfigErrors
-from polyscale.config.load import Readable, load_config
+from polyscale.config.auto import unresolved_error
+from polyscale.config.config import Config
+from polyscale.config.errors import BatchError, UnresolvedAutoError, each
+from polyscale.config.load import Readable, examine
+from polyscale.config.rules import scheduler_alone
 from polyscale.errors import PolyscaleError
 
 
@@ -36,6 +41,7 @@ def check(
     honoured: frozenset[str] = frozenset(),
     plugins: frozenset[str] | None = None,
     dp_world: int | None = None,
+    own_optimizer: bool = False,
 ) -> list[Problem]:
     """Return errors, then notes; an empty list says that all is well.
 
@@ -44,31 +50,70 @@ def check(
         honoured: dotted keys that the plugins to be used honour; others that need a plugin are errors.
         plugins: names of the installed plugins; when given, options for others are errors.
         dp_world: data-parallel ranks; when given, the batch numbers must multiply on them.
+        own_optimizer: whether an optimizer is passed to ``initialize``, so that none need be configured.
     """
     try:
-        config = load_config(source)
+        config, errors = examine(source)
     except PolyscaleError as error:
-        return _problems(error)
-    problems = []
-    try:
-        config.require(honoured, plugins=plugins)
-    except PolyscaleError as error:
-        problems += _problems(error)
-    try:
-        if dp_world is not None:
-            config.batch(dp_world)
-    except PolyscaleError as error:
-        problems += _problems(error)
-    notes = config.notes(honoured)
-    return problems + [Problem("note", note.key, f"{note.key} has no effect here: {note.reason}.") for note in notes]
+        return as_problems([error])
+    return review(
+        config, errors, honoured=honoured, plugins=plugins, dp_world=dp_world, own_optimizer=own_optimizer
+    ) + notes(config, honoured)
 
 
-def _problems(error: PolyscaleError) -> list[Problem]:
-    errors = error.errors if isinstance(error, SeveralConfigErrors) else (error,)
-    return [Problem("error", _key(one.given), str(one), one) for one in errors]
+def review(
+    config: Config,
+    errors: Sequence[PolyscaleError],
+    *,
+    honoured: frozenset[str] = frozenset(),
+    plugins: frozenset[str] | None = None,
+    dp_world: int | None = None,
+    own_optimizer: bool = False,
+) -> list[Problem]:
+    """Return the errors of an examined configuration, one for each key.
+
+    Args:
+        config: what ``examine`` made of it.
+        errors: what ``examine`` found wrong.
+        honoured: as for ``check``, as the rest.
+        plugins: as for ``check``.
+        dp_world: as for ``check``.
+        own_optimizer: as for ``check``.
+    """
+    problems = as_problems(errors)
+    problems += _of(lambda: config.require(honoured, plugins=plugins))
+    if dp_world is not None and not any(isinstance(problem.error, BatchError) for problem in problems):
+        problems += _of(lambda: config.batch(dp_world))
+    alone = scheduler_alone(config)
+    if alone is not None and not own_optimizer and not any(one.key.startswith("optimizer") for one in problems):
+        problems += as_problems([alone])
+    return problems
+
+
+def notes(config: Config, honoured: frozenset[str] = frozenset()) -> list[Problem]:
+    """Return what in ``config`` has no effect here, less what is ``honoured``."""
+    found = config.notes(honoured)
+    return [Problem("note", note.key, f"{note.key} has no effect here: {note.reason}.") for note in found]
+
+
+def as_problems(errors: Iterable[PolyscaleError]) -> list[Problem]:
+    """Return a problem for each mistake in ``errors``, for each key where nothing can tell an "auto"."""
+    single: list[PolyscaleError] = []
+    for error in (part for given in errors for part in each(given)):
+        paths = error.paths if isinstance(error, UnresolvedAutoError) else ()
+        single += [unresolved_error([path]) for path in paths] or [error]
+    return [Problem("error", _key(one.given), str(one), one) for one in single]
+
+
+def _of(call: Callable[[], object]) -> list[Problem]:
+    try:
+        call()
+    except PolyscaleError as error:
+        return as_problems([error])
+    return []
 
 
 def _key(given: str) -> str:
     """Return the path that an error starts with ("fp16.enabled = 3", "Unknown key zero.stge")."""
-    first = given.removeprefix("Unknown key ").removeprefix("Key ").split(" ")[0].rstrip(",:")
+    first = re.split(r"[ =]", given.removeprefix("Unknown key ").removeprefix("Key "))[0].rstrip(",:")
     return first if first[:1].islower() else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from polyscale.errors import ConfigError
+from polyscale.errors import ConfigError, PolyscaleError
 
 
 class SourceError(ConfigError):
@@ -40,7 +40,7 @@ ConfigErrors = list[ConfigError]
 class SeveralConfigErrors(ConfigError):
     """More than one mistake; ``errors`` has each."""
 
-    def __init__(self, given: str, *, errors: Sequence[ConfigError]) -> None:
+    def __init__(self, given: str, *, errors: Sequence[PolyscaleError]) -> None:
         self.errors = tuple(errors)
         self._source = given
         listed = " ".join(f"({number}) {error}" for number, error in enumerate(errors, start=1))
@@ -50,11 +50,16 @@ class SeveralConfigErrors(ConfigError):
         return _several, (self._source, self.errors)
 
 
-def _several(source: str, errors: Sequence[ConfigError]) -> SeveralConfigErrors:
+def _several(source: str, errors: Sequence[PolyscaleError]) -> SeveralConfigErrors:
     return SeveralConfigErrors(source, errors=errors)
 
 
-def raise_all(errors: Sequence[ConfigError], source: str) -> None:
+def each(error: PolyscaleError) -> tuple[PolyscaleError, ...]:
+    """Return the mistakes that ``error`` holds; itself where it is about one."""
+    return error.errors if isinstance(error, SeveralConfigErrors) else (error,)
+
+
+def raise_all(errors: Sequence[PolyscaleError], source: str) -> None:
     """Raise the one error, or all of them as one; nothing when there is none."""
     if len(errors) == 1:
         raise errors[0]

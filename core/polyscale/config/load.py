@@ -1,7 +1,8 @@
 """``load_config``: from what the user wrote to one checked, frozen object.
 
 Notable: the order. Read (keys twice), rename aliases, take overrides, find unknown keys, resolve "auto", refuse what is
-not built, check types, check what cannot be true together. All mistakes are reported at once, each once.
+not built, check types, check what cannot be true together. All mistakes are reported at once, each once: a value that
+is wrong is taken out, and the rest is checked on.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from polyscale.config.source import Source, read
 from polyscale.config.status import findings
 from polyscale.config.tree import Node, misshapen, model_tree
 from polyscale.config.unknown import remove_unknown
-from polyscale.config.values import build
-from polyscale.errors import ConfigError
+from polyscale.config.values import build, build_partly
+from polyscale.errors import PolyscaleError
 
 Readable = Mapping[str, Any] | str | PathLike[str] | Config
 
@@ -51,8 +52,21 @@ def load_config(source: Readable, *, seed: int | None = None, auto: Mapping[str,
     loading.override(seed)
     config = loading.resolve(auto or {})
     raise_all(loading.errors, loading.source.name)
-    assert config is not None, "without errors there is a configuration"
     return config
+
+
+def examine(source: Readable) -> tuple[Config, list[PolyscaleError]]:
+    """Return the configuration without what is wrong in it, so that it can be looked at further, and what is wrong.
+
+    Raises:
+        ConfigError: it cannot be read at all.
+        PluginError: the section of a plugin cannot be loaded.
+    """
+    if isinstance(source, Config):
+        return source, []
+    loading = Loading(read(source))
+    loading.override(None)
+    return loading.resolve({}), loading.errors
 
 
 @dataclass
@@ -60,7 +74,7 @@ class Loading:
     """One configuration on its way; ``errors`` collects all that is wrong with it."""
 
     source: Source
-    errors: list[ConfigError] = field(default_factory=list)
+    errors: list[PolyscaleError] = field(default_factory=list)
     origins: dict[str, Origin] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -78,8 +92,8 @@ class Loading:
             self.values["seed"] = seed
             self.origins["seed"] = Origin("argument", "seed=")
 
-    def resolve(self, auto: Mapping[str, Any]) -> Config | None:
-        """Return the configuration, or None; what is wrong is in ``errors``."""
+    def resolve(self, auto: Mapping[str, Any]) -> Config:
+        """Return the configuration, without what is wrong; that is in ``errors``."""
         tree, models = self._known()
         self.errors.extend(remove_unknown(tree, self.values, {*tree.children, *unbuilt.NAMES, *installed()}))
         unresolved = resolve_autos(tree, self.values, self.origins, auto)
@@ -90,13 +104,10 @@ class Loading:
         self.errors.extend(f.error() for f in found if f.status is Status.NOT_BUILT)
         sections = self._sections(tree, models)
         own = {key: value for key, value in self.values.items() if key in Config.model_fields}
-        config = build(Config, own, tree)
-        if not isinstance(config, Config):
-            told = {path for error in unresolved for path in error.paths}
-            self.errors.extend(error for error in config if error.given not in told)
-            return None
-        if not unresolved:  # what is not known cannot be compared
-            self.errors.extend(contradictions(config, written))
+        config, wrong = build_partly(Config, own, tree)
+        told = frozenset(path for error in unresolved for path in error.paths)
+        self.errors.extend(error for error in wrong if error.given not in told)
+        self.errors.extend(contradictions(config, written, told))
         config.attach(sections=sections, origins=self.origins, findings=tuple(found), source=self.source.name)
         return config
 

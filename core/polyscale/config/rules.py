@@ -7,8 +7,8 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from polyscale.config.batch import ACCUMULATION, MICRO, TRAIN
-from polyscale.config.errors import BatchError, NotBuiltError, WrongValueError
-from polyscale.errors import ConfigError
+from polyscale.config.errors import BatchError, NotBuiltError, WrongValueError, each
+from polyscale.errors import ConfigError, PolyscaleError
 from polyscale.schedules import check_scheduler
 
 if TYPE_CHECKING:
@@ -26,17 +26,18 @@ UNBUILT_OPTIMIZERS: Mapping[str, str] = {
 """DeepSpeed's optimizers that no plugin here provides -> the nearest that one does."""
 
 
-def contradictions(config: Config, set_keys: Mapping[str, Any]) -> list[ConfigError]:
+def contradictions(config: Config, set_keys: Mapping[str, Any], unresolved: frozenset[str]) -> list[PolyscaleError]:
     """Return what is wrong with values that are each fine by themselves.
 
     Args:
         config: the values.
         set_keys: what the user wrote, to tell a default from a wish.
+        unresolved: paths whose "auto" nothing could tell: they are neither missing nor at their default.
     """
     return [
         *_precision(config, set_keys),
         *_optimizer(config),
-        *_scheduler(config),
+        *_scheduler(config, unresolved),
         *_batch(config),
         *_sections(config),
     ]
@@ -84,13 +85,27 @@ def _optimizer(config: Config) -> Iterator[ConfigError]:
         )
 
 
-def _scheduler(config: Config) -> Iterator[ConfigError]:
+def _scheduler(config: Config, unresolved: frozenset[str]) -> Iterator[PolyscaleError]:
     if config.scheduler is None:
         return
+    prefix = "scheduler.params."
+    unknown = frozenset(path.removeprefix(prefix) for path in unresolved if path.startswith(prefix))
     try:
-        check_scheduler(config.scheduler)
+        check_scheduler(config.scheduler, unresolved=unknown)
     except ConfigError as error:
-        yield error
+        yield from each(error)
+
+
+def scheduler_alone(config: Config) -> ConfigError | None:
+    """Return the error for a schedule without an optimizer; only who passes one to ``initialize`` may do so."""
+    if config.scheduler is None or config.optimizer is not None:
+        return None
+    return WrongValueError(
+        f"scheduler.type = {config.scheduler.type!r} without an optimizer",
+        why="there is no learning rate to schedule",
+        fix="Add 'optimizer' to the configuration, or pass one to polyscale.initialize "
+        "(`scale config check --own-optimizer` checks for that)",
+    )
 
 
 def _batch(config: Config) -> Iterator[ConfigError]:

@@ -13,6 +13,8 @@ from typing import Any
 from polyscale.config.errors import SourceError, raise_all
 from polyscale.config.origin import Origin
 
+_BOM = "\ufeff"
+
 
 @dataclass(frozen=True)
 class Source:
@@ -38,8 +40,8 @@ def read(source: Mapping[str, Any] | str | PathLike[str]) -> Source:
     if isinstance(source, Mapping):
         name = "the configuration"
         return Source(_plain(source, ""), Origin("argument", "dict"), name)
-    if isinstance(source, str) and source.lstrip().startswith("{"):
-        return Source(_parse(source, "the JSON text"), Origin("argument", "JSON text"), "the JSON text")
+    if isinstance(source, str) and is_text(source):
+        return Source(parse(source, "the JSON text"), Origin("argument", "JSON text"), "the JSON text")
     if not isinstance(source, (str, PathLike)):
         raise SourceError(
             f"A configuration of type {type(source).__name__}", fix="Give a dict, a path, JSON text or a Config"
@@ -47,12 +49,12 @@ def read(source: Mapping[str, Any] | str | PathLike[str]) -> Source:
     if not str(source).strip():
         raise SourceError("An empty string as configuration", fix="Give a path, JSON text or a dict")
     path = Path(source)
-    return Source(_parse(_text(path), str(path)), Origin("file", str(path)), str(path))
+    return Source(parse(_text(path), str(path)), Origin("file", str(path)), str(path))
 
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # editors of Windows write a byte-order mark
     except FileNotFoundError:
         raise SourceError(
             f"Configuration {str(path)!r}",
@@ -64,7 +66,22 @@ def _text(path: Path) -> str:
         raise SourceError(f"Configuration {str(path)!r}", why=f"it cannot be read: {reason}") from None
 
 
-def _parse(text: str, name: str) -> dict[str, Any]:
+def is_text(source: str) -> bool:
+    """Whether ``source`` is JSON text rather than a path."""
+    return source.lstrip(_BOM).lstrip().startswith("{")
+
+
+def parse(text: str, name: str) -> dict[str, Any]:
+    """Return the configuration that JSON ``text`` spells.
+
+    Args:
+        text: a byte-order mark before it is left out.
+        name: what errors call it.
+
+    Raises:
+        SourceError: it is not JSON, no object, or has a key twice.
+    """
+    text = text.lstrip(_BOM)
     try:
         parsed = json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:

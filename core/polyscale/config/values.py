@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -44,6 +45,37 @@ def build(model: type[M], values: Mapping[str, Any], tree: Node, prefix: str = "
         return model.model_validate(dict(values))
     except ValidationError as error:
         return _translate(error, tree, prefix)
+
+
+def build_partly(model: type[M], values: Mapping[str, Any], tree: Node) -> tuple[M, ConfigErrors]:
+    """Return the model without the values that are wrong, and what is wrong with those: the rest can be checked on."""
+    left, errors = dict(values), ConfigErrors()
+    while True:
+        try:
+            return model.model_validate(left), errors
+        except ValidationError as error:
+            if not errors:  # those of a later round come from what was taken out
+                left, errors = copy.deepcopy(left), _translate(error, tree, "")
+            for detail in error.errors(include_url=False):
+                _take_out(left, detail["loc"])
+
+
+def _take_out(values: dict[str, Any], loc: tuple[int | str, ...]) -> None:
+    """Delete what ``loc`` names, in place; the whole list where it is in one, the section where a key is missing.
+
+    pydantic's ``loc`` also names branches of unions, which are no keys.
+    """
+    above: list[tuple[dict[str, Any], str]] = []
+    value: Any = values
+    for part in loc:
+        if not isinstance(value, dict):
+            break
+        if part in value:
+            above.append((value, str(part)))
+            value = value[part]
+    if above:
+        owner, key = above[-1]
+        owner.pop(key, None)
 
 
 def _translate(error: ValidationError, tree: Node, prefix: str) -> ConfigErrors:

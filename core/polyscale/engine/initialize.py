@@ -19,6 +19,9 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from polyscale.config import Config, load_config
+from polyscale.config.errors import raise_all
+from polyscale.config.hyper_parameters import wrong_hyper_parameters
+from polyscale.config.rules import scheduler_alone
 from polyscale.discovery import load
 from polyscale.engine.agreeing import agree, agree_on_optimizer
 from polyscale.engine.batches import LossFunction
@@ -82,7 +85,10 @@ def initialize(
             check_schedule(lr_scheduler, optimizer)
     accelerator = choose_accelerator(settings)
     if optimizer is None and settings.optimizer is not None:
-        load_factory(settings, accelerator).check(dict(settings.optimizer.params))
+        wrong = wrong_hyper_parameters(settings.optimizer, load_factory(settings, accelerator))
+        raise_all(wrong, "the optimizer of the configuration")
+    elif optimizer is None and (alone := scheduler_alone(settings)) is not None:
+        raise alone
     runtime = start_runtime(settings, accelerator)
     runtime.watchdog.start()
     try:

@@ -6,6 +6,7 @@ k; ``closed_form`` puts them behind torch's ``LRScheduler``. torch is imported w
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,17 +29,21 @@ def build_scheduler(optimizer: Optimizer, section: SchedulerSection) -> LRSchedu
     return build(optimizer, section)
 
 
-def check_scheduler(section: SchedulerSection) -> None:
+def check_scheduler(section: SchedulerSection, *, unresolved: Collection[str] = ()) -> None:
     """Check name and parameters before there is an optimizer. Imports torch only for names that are torch's.
 
+    Args:
+        section: name and parameters.
+        unresolved: parameters that will be given later: they are not missing.
+
     Raises:
-        ConfigError: as ``build_scheduler``.
+        ConfigError: as ``build_scheduler``; ``SeveralConfigErrors`` when it is more than one thing.
     """
     from polyscale.schedules.parameters import SCHEDULES, checked
 
     if section.type in SCHEDULES:
-        checked(section.type, section.params)
+        checked(section.type, section.params, unresolved=unresolved)
         return
     from polyscale.schedules.torch_schedules import check
 
-    check(section)
+    check(section, unresolved=unresolved)

@@ -1,14 +1,17 @@
 """The parameters of the five schedules: names, defaults, ranges, as data; and how they are checked.
 
-Notable: a value may be one number, or a list with one number per group of the optimizer, where DeepSpeed takes lists.
+Notable: a value may be one number, or a list with one number per group of the optimizer, where DeepSpeed takes lists;
+numbers may be written as text, as YAML reads ``1e-4``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from polyscale.config.arguments import as_number
+from polyscale.config.errors import raise_all
 from polyscale.errors import ConfigError, nearest
 
 REQUIRED = object()
@@ -87,21 +90,34 @@ SCHEDULES: Mapping[str, Mapping[str, Parameter]] = {
 }
 
 
-def checked(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
+def checked(name: str, params: Mapping[str, Any], *, unresolved: Collection[str] = ()) -> dict[str, Any]:
     """Return all parameters of schedule ``name``, defaults filled in.
 
+    Args:
+        name: of the schedule.
+        params: those given.
+        unresolved: those that will be given later; they are left out.
+
     Raises:
-        ConfigError: a parameter is unknown, missing, or has a value that it cannot have.
+        ConfigError: a parameter is unknown, missing, or has a value that it cannot have; all of them at once.
     """
     known = SCHEDULES[name]
-    for key in params:
-        if key not in known:
-            raise unknown_parameter(name, key, list(known))
-    missing = [key for key, parameter in known.items() if parameter.default is REQUIRED and key not in params]
+    errors = [unknown_parameter(name, key, list(known)) for key in params if key not in known]
+    required = [key for key, parameter in known.items() if parameter.default is REQUIRED]
+    missing = [key for key in required if key not in params and key not in unresolved]
     if missing:
-        raise missing_parameters(name, missing)
-    full = {key: _value(key, parameter, params.get(key, parameter.default)) for key, parameter in known.items()}
-    _check_order(name, full)
+        errors.append(missing_parameters(name, missing))
+    full = {}
+    for key, parameter in known.items():
+        if key in unresolved or key in missing:
+            continue
+        try:
+            full[key] = _value(key, parameter, params.get(key, parameter.default))
+        except ConfigError as error:
+            errors.append(error)
+    if not errors:
+        errors += _order(name, full)
+    raise_all(errors, f"scheduler {name}")
     return full
 
 
@@ -140,6 +156,7 @@ def _single(key: str, parameter: Parameter, value: Any) -> Any:
     elif parameter.kind == "warmup":
         fits = value in ("log", "linear")
     else:
+        value = as_number(value)
         fits = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < float("inf")
         if fits and parameter.kind == "whole":
             fits = float(value).is_integer()
@@ -153,10 +170,10 @@ def _single(key: str, parameter: Parameter, value: Any) -> Any:
     return value
 
 
-def _check_order(name: str, full: Mapping[str, Any]) -> None:
+def _order(name: str, full: Mapping[str, Any]) -> Iterator[ConfigError]:
     total, steps = full.get("total_num_steps"), full.get("warmup_num_steps")
     if total is not None and steps is not None and total < steps:
-        raise ConfigError(
+        yield ConfigError(
             f"scheduler.params.total_num_steps {total}, warmup_num_steps {steps}",
             why=f"{name} would end before its warm-up",
             fix=f"Write total_num_steps of at least {steps}, or a shorter warm-up",

@@ -17,7 +17,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings=HELP,
 )
-_CONFIG = Annotated[str, typer.Argument(metavar="CONFIG", help="A JSON file, or JSON text.")]
+_CONFIG = Annotated[str, typer.Argument(metavar="CONFIG", help="A JSON file, JSON text, or - for stdin.")]
 
 
 @app.command(context_settings=HELP)
@@ -26,21 +26,28 @@ def check(
     nproc: Annotated[
         int | None, typer.Option("--nproc", "-n", help="Ranks on which the batch numbers must multiply.")
     ] = None,
+    own_optimizer: Annotated[
+        bool, typer.Option("--own-optimizer", help="The script passes an optimizer to polyscale.initialize.")
+    ] = False,
 ) -> int:
     """Say all that is wrong with a configuration, without a model or a device. Exit code 2 when it cannot be used.
 
-    Examples: scale config check zero2.json; scale config check zero2.json --nproc 2
+    Each mistake is a line with the path of its key. A value that is wrong is left out of what is checked next.
+
+    Examples: scale config check zero2.json; scale config check zero2.json --nproc 2; scale config check - < zero2.json
     """
     from polyscale_cli.commands.config_check import run_check
 
-    return run_check(config, nproc)
+    return run_check(config, nproc, own_optimizer=own_optimizer)
 
 
 @app.command(context_settings=HELP)
 def explain(config: _CONFIG) -> int:
     """Show each value, where it comes from, and what differs from DeepSpeed's default.
 
-    Example: scale config explain zero2.json
+    In a pipe or a file each value is one line, its columns separated by tabs.
+
+    Examples: scale config explain zero2.json; scale config explain zero2.json | grep zero_optimization
     """
     from polyscale_cli.commands.config_explain import run_explain
 

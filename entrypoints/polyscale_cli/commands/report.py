@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
+from polyscale.errors import PolyscaleError
 from polyscale_cli.boundary import OK
 from polyscale_cli.commands.logs import logs_dropped
 from polyscale_cli.commands.report_options import ReportOptions
@@ -16,10 +17,7 @@ UNMET = 1
 def run_report(options: ReportOptions) -> int:
     """Print what ``options`` ask for; returns the exit code: 1 when a required plugin cannot be used."""
     if options.names:
-        from polyscale_cli.report.listing import listing
-
-        sys.stdout.writelines(f"{line}\n" for line in listing(options.kind))
-        return OK
+        return _names(options)
     from polyscale_cli.report.collect import collect
 
     for_people = not options.json and not options.require
@@ -34,6 +32,20 @@ def run_report(options: ReportOptions) -> int:
 
         print_report(report, sys.stdout)
     return _requirements(options, report)
+
+
+def _names(options: ReportOptions) -> int:
+    from polyscale_cli.report.listing import listing
+
+    if options.require:
+        raise PolyscaleError(
+            f"--list with --require {options.require[0]}",
+            why="--list imports nothing, so it cannot tell what can be used",
+            fix="Leave --list out",
+        )
+    names = listing(options.kind)
+    sys.stdout.write(json.dumps(names, indent=2) + "\n" if options.json else "".join(f"{name}\n" for name in names))
+    return OK
 
 
 def _requirements(options: ReportOptions, report: Report) -> int:

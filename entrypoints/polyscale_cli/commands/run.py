@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -14,6 +16,7 @@ from polyscale.interfaces.launcher import LaunchRequest
 from polyscale_cli.commands.logs import logs_to_stderr
 
 _LAUNCHER = "local"
+_PYTHON = (".py", ".pyw", ".pyc", ".pyz", ".zip")
 
 
 def run_ranks(
@@ -40,6 +43,8 @@ def run_ranks(
         raise PolyscaleError(f"Launcher {_LAUNCHER!r}", why=launcher.why_unavailable())
     if module:
         check_module(target)
+    else:
+        check_script(Path(target))
     command = [sys.executable, "-m", target, *arguments] if module else [target, *arguments]
     request = LaunchRequest(command, nproc=nproc if nproc is not None else 1, log_dir=log_dir)
     plan = launcher.plan(request)  # refuses a missing script before torch is imported to count devices
@@ -68,6 +73,45 @@ def check_module(name: str) -> None:
     if found is None:
         why = f"{top} is neither in {Path.cwd()} nor installed"
         raise PolyscaleError(f"Module {name}", why=why, fix="Check the name, or give the path of a script without -m")
+
+
+def check_script(path: Path) -> None:
+    """Refuse a file that would be run as Python and plainly is none.
+
+    Taken are files that Python names (``.py``), that may be executed, or whose first line names Python; without an
+    ending in letters (``train``), also what compiles. What is not there is the launcher's to refuse.
+
+    Raises:
+        PolyscaleError: it is no Python.
+    """
+    if path.suffix in _PYTHON or not path.is_file() or shutil.which(str(path)) is not None:
+        return
+    try:
+        source = path.read_bytes()
+    except OSError:
+        return
+    first = source.partition(b"\n")[0]
+    if first.startswith(b"#!") and b"python" in first:
+        return
+    if why := _why_no_python(path, source):
+        fix = "Give a Python script (its name ends in .py, or its first line is #!/usr/bin/env python3) or a program"
+        raise PolyscaleError(f"Script {path}", why=why, fix=fix)
+
+
+def _why_no_python(path: Path, source: bytes) -> str:
+    if source.startswith(b"#!"):
+        return "its first line names another interpreter, and it may not be executed (chmod +x)"
+    if path.suffix[1:].isalpha():
+        return f"a file that ends in {path.suffix} is no Python script"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(source, str(path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return f"it is no Python: line {error.lineno}, {error.msg}"
+    except ValueError as error:  # null bytes
+        return f"it is no Python: {error}"
+    return ""
 
 
 def default_nproc() -> int:

@@ -9,6 +9,8 @@ from polyscale.errors import PolyscaleError
 from polyscale_cli.report.kinds import OP, parse_kind
 from polyscale_cli.report.model import Report
 
+_ANY_CASE = "optimizer"  # as in configurations, which say "Adam" for "adam"
+
 
 @dataclass(frozen=True)
 class Requirement:
@@ -41,7 +43,10 @@ def unmet(requirement: Requirement, report: Report) -> str:
         reasons = [(row.name, row.why) for row in report.ops or []]
     else:
         reasons = [(row.name, row.why) for row in report.plugins[requirement.kind]]
-    found = [why for name, why in reasons if name == requirement.name]
+    wanted = requirement.name
+    if requirement.kind == _ANY_CASE:
+        reasons, wanted = [(name.lower(), why) for name, why in reasons], wanted.lower()
+    found = [why for name, why in reasons if name == wanted]
     if not found:
         return str(unknown(requirement.kind, requirement.name))
     return next(filter(None, found), "")

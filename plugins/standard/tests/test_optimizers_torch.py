@@ -236,6 +236,9 @@ def test_an_unknown_class_names_the_nearest():
         (optimizers.AdamPlugin, {"lr": -0.1}, "lr=-0.1.*at least 0"),
         (optimizers.AdamPlugin, {"lr": "auto"}, "lr='auto'"),
         (optimizers.AdamPlugin, {"lr": float("nan")}, "lr=nan"),
+        (optimizers.AdamPlugin, {"lr": True}, "lr=True"),
+        (optimizers.AdamPlugin, {"betas": [False, 0.9]}, "two numbers"),
+        (optimizers.AdamPlugin, {"lrr": 1, "lr": "fast"}, "2 problems.*lrr.*lr='fast'"),
         (optimizers.AdamPlugin, {"betas": [0.9, 1.0]}, "below 1"),
         (optimizers.AdamPlugin, {"betas": [0.9]}, "two numbers"),
         (optimizers.AdamPlugin, {"amsgrad": 1}, "true or false"),
@@ -261,6 +264,43 @@ def test_torch_itself_judges_the_values_of_its_classes():
         factory.check({"lr": -1.0})
     with pytest.raises(ConfigError, match="Did you mean 'momentum_decay'"):
         factory.check({"momentum_deca": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": True}, r"optimizer\.params\.lr=True: torch\.optim\.RMSprop expects a finite number"),
+        ({"lr": "fast"}, "lr='fast'"),
+        ({"lr": float("inf")}, "lr=inf"),
+        ({"momentum": "nan"}, "momentum='nan'"),
+        ({"centered": "1"}, "true or false"),
+    ],
+)
+def test_classes_of_torch_take_numbers_and_flags_of_their_type_only(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        factory_of(optimizers.TorchOptimPlugin, **{"class": "RMSprop"}).check(settings)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "options", "text", "number"),
+    [
+        (optimizers.AdamWPlugin, {}, {"lr": "1e-4", "betas": ["0.8", ".9"]}, {"lr": 1e-4, "betas": (0.8, 0.9)}),
+        (optimizers.MuonPlugin, {}, {"ns_steps": "3"}, {"ns_steps": 3}),
+        (optimizers.TorchOptimPlugin, {"class": "RMSprop"}, {"lr": "1e-4", "eps": "1E-6"}, {"lr": 1e-4, "eps": 1e-6}),
+        (optimizers.TorchOptimPlugin, {"class": "NAdam"}, {"betas": ["0.8", "9e-1"]}, {"betas": [0.8, 0.9]}),
+        (optimizers.TorchOptimPlugin, {"class": "Adafactor"}, {"eps": [None, "1e-2"]}, {"eps": [None, 0.01]}),
+    ],
+)
+def test_numbers_may_be_written_as_text(plugin, options, text, number):
+    factory = factory_of(plugin, **options)
+    assert factory.check(text) == factory.check({}) | number
+    assert factory.check_group(text) == number
+
+
+def test_numbers_of_a_group_may_be_written_as_text():
+    params = parameters()
+    optimizer = built(factory_of(optimizers.TorchOptimPlugin, **{"class": "RMSprop"}), params, {}, {"lr": "1e-4"})
+    assert optimizer.param_groups[0]["lr"] == 1e-4
 
 
 def test_a_setting_of_the_whole_optimizer_is_refused_in_a_group():

@@ -50,6 +50,14 @@ class AdagradFactory:
             )
         return full
 
+    def check_group(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the hyper-parameters of one parameter group, only those given.
+
+        Raises:
+            ConfigError: one is unknown, out of range, or holds for the whole optimizer only.
+        """
+        return hyper.check_group(self.name, _HYPERS, options)
+
     def build(
         self, groups: list[OptimizerGroup], params: dict[str, Any], store: ParameterStore | None = None
     ) -> torch.optim.Optimizer:
@@ -58,7 +66,7 @@ class AdagradFactory:
 
         full = self.check(params)
         del full["amsgrad"]
-        made = torch_groups(groups, lambda group: hyper.check_group(self.name, _HYPERS, group.options))
+        made = torch_groups(groups, lambda group: self.check_group(group.options))
         return make(torch.optim.Adagrad, made, full)
 
 

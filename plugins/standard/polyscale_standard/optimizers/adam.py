@@ -69,6 +69,14 @@ class AdamFactory:
             )
         return full
 
+    def check_group(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the hyper-parameters of one parameter group, only those given.
+
+        Raises:
+            ConfigError: one is unknown, out of range, or holds for the whole optimizer only.
+        """
+        return hyper.check_group(self.name, _HYPERS, options)
+
     def build(
         self, groups: list[OptimizerGroup], params: dict[str, Any], store: ParameterStore | None = None
     ) -> torch.optim.Optimizer:
@@ -76,7 +84,7 @@ class AdamFactory:
         import torch
 
         full = self.check(params)
-        made = torch_groups(groups, lambda group: hyper.check_group(self.name, _HYPERS, group.options))
+        made = torch_groups(groups, lambda group: self.check_group(group.options))
         decoupled = self.name == "adamw" or full["adam_w_mode"]
         settings = {name: full[name] for name in _TORCH}
         if not full["bias_correction"]:

@@ -6,10 +6,12 @@ Notable: checking needs no torch and no parameters, so a wrong configuration end
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from polyscale.config.arguments import as_number
+from polyscale.config.errors import raise_all
 from polyscale.errors import ConfigError, nearest
 
 
@@ -51,6 +53,7 @@ def whole(default: int, *, low: int = 1) -> Hyper:
     """An integer of at least ``low``."""
 
     def parse(value: Any) -> int:
+        value = as_number(value)
         if isinstance(value, bool) or int(value) != value or value < low:
             raise ValueError
         return int(value)
@@ -84,6 +87,8 @@ def betas(default: tuple[float, float]) -> Hyper:
     """Two decay rates in [0, 1)."""
 
     def parse(value: Any) -> tuple[float, float]:
+        if isinstance(value, str) or any(isinstance(each, bool) for each in value):
+            raise TypeError
         first, second = (float(each) for each in value)
         if not (0 <= first < 1 and 0 <= second < 1):
             raise ValueError
@@ -107,7 +112,7 @@ def check(optimizer: str, hypers: Mapping[str, Hyper], given: Mapping[str, Any])
     """Return ``given`` parsed, with defaults filled in.
 
     Raises:
-        ConfigError: one is unknown (with the nearest name) or out of range.
+        ConfigError: one is unknown (with the nearest name) or out of range; ``SeveralConfigErrors`` when several are.
     """
     return {name: hyper.default for name, hyper in hypers.items()} | _parsed(optimizer, hypers, given)
 
@@ -118,14 +123,16 @@ def check_group(optimizer: str, hypers: Mapping[str, Hyper], given: Mapping[str,
     Raises:
         ConfigError: one is unknown, out of range, or holds for the whole optimizer only.
     """
-    for name in given:
-        if name in hypers and not hypers[name].per_group:
-            raise ConfigError(
-                f"{name!r} in a parameter group of {optimizer}",
-                why="It holds for the whole optimizer",
-                fix=f"Write it once, as optimizer.params.{name}",
-            )
-    return _parsed(optimizer, hypers, given)
+    whole = [
+        ConfigError(
+            f"optimizer.params.{name}={value!r} in a parameter group",
+            why=f"It holds for the whole {optimizer} optimizer",
+            fix=f"Write it once, as optimizer.params.{name}",
+        )
+        for name, value in given.items()
+        if name in hypers and not hypers[name].per_group
+    ]
+    return _parsed(optimizer, hypers, given, whole)
 
 
 def refuse_unknown(optimizer: str, name: str, valid: Collection[str]) -> ConfigError:
@@ -138,17 +145,25 @@ def refuse_unknown(optimizer: str, name: str, valid: Collection[str]) -> ConfigE
     return ConfigError(f"optimizer.params.{name}", why=f"{optimizer} has no such hyper-parameter", fix=fix)
 
 
-def _parsed(optimizer: str, hypers: Mapping[str, Hyper], given: Mapping[str, Any]) -> dict[str, Any]:
+def _parsed(
+    optimizer: str, hypers: Mapping[str, Hyper], given: Mapping[str, Any], found: Iterable[ConfigError] = ()
+) -> dict[str, Any]:
+    """Return ``given`` parsed, or raise all that is wrong: what was ``found`` before, and each value."""
     parsed = {}
+    errors = list(found)
     for name, value in given.items():
         if name not in hypers:
-            raise refuse_unknown(optimizer, name, hypers)
+            errors.append(refuse_unknown(optimizer, name, hypers))
+            continue
         try:
             parsed[name] = hypers[name].parse(value)
-        except (TypeError, ValueError):
-            raise ConfigError(
-                f"optimizer.params.{name}={value!r}",
-                why=f"{optimizer} cannot use that value",
-                fix=f"Valid: {hypers[name].valid}; the default is {hypers[name].default}",
-            ) from None
+        except (TypeError, ValueError, OverflowError):
+            errors.append(
+                ConfigError(
+                    f"optimizer.params.{name}={value!r}",
+                    why=f"{optimizer} cannot use that value",
+                    fix=f"Valid: {hypers[name].valid}; the default is {hypers[name].default}",
+                )
+            )
+    raise_all(errors, f"the hyper-parameters of {optimizer}")
     return parsed

@@ -39,13 +39,21 @@ class LionFactory:
         """
         return hyper.check(self.name, _HYPERS, params)
 
+    def check_group(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the hyper-parameters of one parameter group, only those given.
+
+        Raises:
+            ConfigError: one is unknown, out of range, or holds for the whole optimizer only.
+        """
+        return hyper.check_group(self.name, _HYPERS, options)
+
     def build(
         self, groups: list[OptimizerGroup], params: dict[str, Any], store: ParameterStore | None = None
     ) -> torch.optim.Optimizer:
         """Make the optimizer over local tensors of any shape."""
         from polyscale_standard.optimizers.lion_step import Lion
 
-        made = torch_groups(groups, lambda group: hyper.check_group(self.name, _HYPERS, group.options))
+        made = torch_groups(groups, lambda group: self.check_group(group.options))
         return Lion(made, **self.check(params))
 
 

@@ -75,6 +75,14 @@ class MuonFactory:
             )
         return full
 
+    def check_group(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the hyper-parameters of one parameter group, only those given.
+
+        Raises:
+            ConfigError: one is unknown, out of range, or holds for the whole optimizer only.
+        """
+        return hyper.check_group(self.name, _HYPERS, options)
+
     def build(
         self, groups: list[OptimizerGroup], params: dict[str, Any], store: ParameterStore
     ) -> torch.optim.Optimizer:
@@ -84,7 +92,7 @@ class MuonFactory:
         full = self.check(params)
         split = []
         for group in groups:
-            options = full | hyper.check_group(self.name, _HYPERS, group.options)
+            options = full | self.check_group(group.options)
             split += _split(group, options, store)
         return Muon(torch_groups(split, lambda group: group.options), store)
 

@@ -40,6 +40,14 @@ class SgdFactory:
         """
         return _consistent(hyper.check(self.name, _HYPERS, params))
 
+    def check_group(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the hyper-parameters of one parameter group, only those given.
+
+        Raises:
+            ConfigError: one is unknown, out of range, or holds for the whole optimizer only.
+        """
+        return hyper.check_group(self.name, _HYPERS, options)
+
     def build(
         self, groups: list[OptimizerGroup], params: dict[str, Any], store: ParameterStore | None = None
     ) -> torch.optim.Optimizer:
@@ -49,7 +57,7 @@ class SgdFactory:
         full = self.check(params)
 
         def options(group: OptimizerGroup) -> dict[str, Any]:
-            own = hyper.check_group(self.name, _HYPERS, group.options)
+            own = self.check_group(group.options)
             _consistent(full | own)
             return own
 

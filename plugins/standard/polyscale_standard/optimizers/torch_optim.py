@@ -1,14 +1,16 @@
 """Any optimizer of ``torch.optim`` by the name of its class.
 
 Notable: valid hyper-parameters are those of the class's own signature, and their ranges are checked by making it over
-a throw-away parameter. Classes that cannot work on shards are refused, with what to use instead.
+a throw-away parameter. Where it takes a number, text that spells one is taken (YAML reads ``1e-4`` as text). Classes
+that cannot work on shards are refused, with what to use instead.
 """
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
+from polyscale.config.arguments import fitted_all, parameters_of
+from polyscale.config.errors import raise_all
 from polyscale.errors import ConfigError, nearest
 from polyscale.hooks import PluginContext, hookimpl
 from polyscale.interfaces.optimizer import Granularity, OptimizerGroup
@@ -48,19 +50,38 @@ class TorchOptimFactory:
         import torch
 
         cls = self._chosen()
-        signature = {name: p.default for name, p in inspect.signature(cls).parameters.items() if name != "params"}
-        for name in params:
-            if name not in signature:
-                raise refuse_unknown(f"torch.optim.{cls.__name__}", name, signature)
+        defaults = {name: known.default for name, known in parameters_of(cls, "params").items()}
+        fitting = self.check_group(params)
         try:
-            cls([torch.nn.Parameter(torch.zeros(1, 1))], **params)
+            cls([torch.nn.Parameter(torch.zeros(1, 1))], **fitting)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"optimizer.params={params!r}",
                 why=f"torch.optim.{cls.__name__} refuses it: {error}",
-                fix=f"Its defaults are {signature}",
+                fix=f"Its defaults are {defaults}",
             ) from error
-        return signature | params
+        return defaults | fitting
+
+    def check_group(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the hyper-parameters of one parameter group, only those given.
+
+        Raises:
+            ConfigError: one is unknown, or of a type that the class does not take.
+        """
+        name = f"torch.optim.{self._chosen().__name__}"
+        known = parameters_of(self._chosen(), "params")
+        errors = [refuse_unknown(name, key, known) for key in options if key not in known]
+        fitting, wrong = fitted_all({key: value for key, value in options.items() if key in known}, known)
+        errors += [
+            ConfigError(
+                f"optimizer.params.{key}={options[key]!r}",
+                why=f"{name} expects {wanted}",
+                fix=f"The default is {known[key].default!r}",
+            )
+            for key, wanted in wrong.items()
+        ]
+        raise_all(errors, f"the hyper-parameters of {name}")
+        return fitting
 
     def build(
         self, groups: list[OptimizerGroup], params: dict[str, Any], store: ParameterStore | None = None
@@ -70,8 +91,9 @@ class TorchOptimFactory:
         full = self.check(params)
 
         def options(group: OptimizerGroup) -> dict[str, Any]:
-            self.check(full | group.options)
-            return dict(group.options)
+            own = self.check_group(group.options)
+            self.check(full | own)
+            return own
 
         made = torch_groups(groups, options)
         free = full.get("fused") is None and full.get("foreach") is None
