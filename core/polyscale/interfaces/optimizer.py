@@ -34,7 +34,8 @@ class OptimizerGroup:
 
 @runtime_checkable
 class OptimizerFactory(Protocol):
-    """Makes one optimizer.
+    """Makes one optimizer. A factory may also have ``check_group(options)``, which checks the hyper-parameters of one
+    group as ``check`` does those of the optimizer.
 
     Attributes:
         name: the plugin's name ("adamw").
