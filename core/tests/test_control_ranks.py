@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -151,8 +152,41 @@ def test_ranks_that_catch_the_same_failures_go_on(ranks):
 
 def test_a_rank_that_ends_early_ends_one_that_waits_in_a_phase(ranks):
     assert ranks.codes("ended_early") == [75, 0]
-    assert "rank 1 (pid" in ranks.errors("ended_early", 0)
-    assert "has ended in order (steps done: 7)" in ranks.errors("ended_early", 0)
+    message = ranks.errors("ended_early", 0)
+    assert "ends because it waits for a rank that has left:\n  rank 1 (pid" in message
+    assert "has left after step 7 without an error (its script ended or called sys.exit)" in message
+    assert "this rank was in backward (steps done: 7) at" in message
+
+
+def test_ranks_that_wait_for_one_another_in_different_places_end_with_all_places(ranks):
+    assert ranks.codes("different_calls") == [75, 75]
+    for rank in range(2):
+        message = ranks.errors("different_calls", rank)
+        assert f"rank {rank} (pid" in message
+        assert "ends because the ranks wait for one another:" in message
+        for other, phase in enumerate(("forward", "backward")):
+            assert re.search(
+                rf"rank {other} has waited for \d+ s in {phase}, at layer.{other} all_gather \(steps done: 5\) at "
+                r"\S+control_ranks.py:\d+ in different_calls",
+                message,
+            )
+        assert "Make the same calls in the same order on every rank" in message
+
+
+def test_a_timeout_of_a_collective_says_where_every_rank_is_and_what_to_do(ranks):
+    assert ranks.codes("different_calls_until_the_timeout") == [1, 1]
+    places = [
+        f"in {phase}, at layer.{rank} all_gather (steps done: 0)" for rank, phase in enumerate(("forward", "backward"))
+    ]
+    for rank in range(2):
+        message = ranks.errors("different_calls_until_the_timeout", rank)
+        assert f"RankError: rank {rank} waited for the others for 3 s {places[rank]}" in message
+        assert f"rank {1 - rank} was last seen {places[1 - rank]} at " in message
+        assert "in different_calls_until_the_timeout (module __main__)" in message
+        assert (
+            "Make the same calls in the same order on every rank; where one is only slow, set POLYSCALE_TIMEOUT"
+            in message
+        )
 
 
 @pytest.mark.parametrize(
@@ -168,6 +202,12 @@ def test_a_rank_that_ends_early_ends_one_that_waits_in_a_phase(ranks):
 def test_a_rank_is_not_ended_for_what_is_in_order(ranks, name):
     assert ranks.codes(name) == [0, 0]
     assert ranks.errors(name, 0) + ranks.errors(name, 1) == ""
+
+
+def test_ranks_are_not_ended_while_one_of_them_does_something_other_than_wait_for_ranks(ranks):
+    name = "waits_for_a_rank_that_does_something_of_its_own"
+    assert ranks.codes(name) == [0, 0, 0]
+    assert [ranks.errors(name, rank) for rank in range(3)] == ["", "", ""]
 
 
 def test_a_silent_host_is_noticed(ranks):

@@ -11,10 +11,13 @@ import pytest
 
 from polyscale.control import pieces
 from polyscale.control.agreement import Control
-from polyscale.control.events import Event, Log, is_communication_error
+from polyscale.control.events import Event, Log, is_communication_error, is_timeout, of_exception
+from polyscale.control.explanations import seconds_waited
 from polyscale.control.peers import Peers
 from polyscale.control.places import Phase, Place, line_of_exception
 from polyscale.control.processes import is_gone, this_process
+from polyscale.control.waits import Seen, WaitClock, hopeless
+from polyscale.errors import RankError
 
 
 def event(kind, rank, **fields):
@@ -51,6 +54,14 @@ def test_a_rank_that_comes_back_has_not_left():
     peers.take([event("here", 1)])
     assert peers.left == {}
     assert list(peers.here) == [1]
+
+
+def test_a_rank_that_its_watchdog_ended_has_not_left_of_its_own_accord():
+    peers = Peers(0)
+    peers.take([event("left", 1, code=75), event("left", 2, step=4, last=True)])
+    assert [one.rank for one in peers.departures()] == [2]
+    assert "has ended itself (exit code 75)" in str(peers.left[1])
+    assert "has left after step 4 without an error" in str(peers.left[2])
 
 
 def test_the_first_rank_of_each_host_listens_to_the_next_host():
@@ -174,6 +185,100 @@ def test_loss_of_a_connection_is_told_from_errors_of_the_rank_itself():
     assert is_communication_error(RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:1"))
     assert not is_communication_error(RuntimeError("size mismatch"))
     assert not is_communication_error(ValueError("connection reset by peer"))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("[gloo/transport/tcp/unbound_buffer.cc:129] Timed out waiting 12000ms for send operation to complete", 12),
+        ("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, Timeout(ms)=600000) ran for 600012 "
+         "milliseconds before timing out.", 600),
+        ("[gloo/transport/tcp/pair.cc:1] Application timeout caused pair closure", None),
+    ],
+)  # fmt: skip
+def test_a_timeout_of_a_collective_is_told_from_one_of_the_users(text, seconds):
+    assert is_timeout(RuntimeError(text))
+    assert seconds_waited(text) == seconds
+    assert not is_timeout(RuntimeError("request to the reward server timed out after 30 s"))
+    assert not is_timeout(RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer"))
+
+
+def test_an_error_that_explains_another_is_a_consequence_too():
+    try:
+        with Phase(Place(), "step"):
+            raise RuntimeError("gloo: connection closed by peer")
+    except RuntimeError as cause:
+        explained = RankError("rank 0 has lost rank 1")
+        explained.__cause__ = cause
+    told = of_exception(explained, kind="fell", rank=0, identity=this_process(), number=1, place=Place())
+    assert told.secondary
+    assert told.doing == "in step (steps done: 0)"
+
+
+def test_the_line_of_the_user_who_called_the_engine_is_found_before_the_exception_gets_there():
+    found = []
+    code = "def call():\n try:\n  raise ValueError\n except ValueError as error:\n  found.append(line(error))"
+    names = {"__name__": "polyscale.engine.stub", "line": line_of_exception, "found": found}
+    exec(code, names)
+    names["call"]()
+    assert "in test_the_line_of_the_user_who_called" in found[0]
+
+
+def test_a_wait_is_counted_from_the_last_progress_or_work():
+    clock = WaitClock()
+    used = 0.0
+
+    def look(now, where="a", work=0.0, waits=True):
+        nonlocal used
+        used += work
+        return clock.waited(where, now=now, used=used, waits=waits)
+
+    look(100.0)
+    assert [look(100.5 + half / 2, work=0.005) for half in range(4)] == [0.5, 1.0, 1.5, 2.0]
+    assert look(102.5, where="b") == 0.0
+    assert look(103.0, where="b") == 0.5
+    assert look(103.5, where="b", work=0.1) == 0.0
+    assert look(104.0, where="b", waits=False) == 0.0
+    assert look(104.5, where="b") == 0.5
+    assert look(204.5, where="b") == 0.0, "the process was stopped"
+
+
+def test_it_is_hopeless_only_if_all_ranks_live_and_have_waited_long_in_different_places():
+    def seen(beats, *waits, phases=("forward", "backward", "forward")):
+        return {rank: Seen(beats, "", where=(phases[rank], "", 0), waited=wait) for rank, wait in enumerate(waits)}
+
+    def judge(now, before):
+        return hopeless(now, before, ranks=range(3), seconds=15)
+
+    assert judge(seen(2, 15, 16, 17), seen(1, 14, 14, 14))
+    assert not judge(seen(2, 15, 16, 17), {})
+    assert not judge(seen(2, 15, 16, 17), seen(2, 15, 16, 17)), "no sign of life"
+    assert not judge(seen(2, 15, 16, 0), seen(1, 14, 14, 14)), "one does something else"
+    assert not judge(seen(2, 15, 16), seen(1, 14, 14)), "one has said nothing"
+    assert not judge(seen(2, 15, 16, 17, phases=["step"] * 3), seen(1, 14, 14, 14)), "all have come to the same call"
+    one = seen(3, 15.5)[0]
+    assert Seen.read(one.text()) == one
+
+
+def test_a_thread_waits_for_ranks_inside_torch_distributed_and_nowhere_else():
+    def waits(module):
+        begun, end, place = threading.Lock(), threading.Lock(), Place()
+        begun.acquire(), end.acquire()
+        names = {"__name__": module}
+        exec("def wait(begun, end):\n begun.release()\n end.acquire()", names)
+        thread = threading.Thread(target=names["wait"], args=(begun, end))
+        thread.start()
+        begun.acquire()
+        place.thread = thread.ident
+        found = place.waits_for_ranks()
+        end.release()
+        thread.join()
+        return found
+
+    assert waits("torch.distributed.distributed_c10d")
+    assert waits("polyscale.control.agreement")
+    assert not waits("torch.utils.data.dataloader")
+    assert not waits("model")
 
 
 @pytest.mark.parametrize("size", [1_000_000, pieces.PIECE, 9_000_000])

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyscale import env
 from polyscale.control import pieces
+from polyscale.control.waits import Seen
 from polyscale.errors import RankError
 
 if TYPE_CHECKING:
@@ -177,7 +178,9 @@ class Control:
 
     def _missing(self, what: str, ranks: list[int]) -> RankError:
         names = ", ".join(map(str, ranks))
-        seen = "".join(self._last_seen(rank) for rank in ranks[:3])
+        seen = "".join(
+            f"; rank {rank} was last seen {doing}" for rank in ranks[:3] if (doing := self.last_seen(rank)) is not None
+        )
         return RankError(
             f"{what}: rank {names} of {self.world_size} did not come within {self.timeout_s:g} s"
             if len(ranks) == 1
@@ -186,12 +189,16 @@ class Control:
             fix=f"Make the call on every rank; if it is only slow, set {env.TIMEOUT} to more seconds",
         )
 
-    def _last_seen(self, rank: int) -> str:
-        """What a rank's watchdog last said it was doing."""
+    def last_seen(self, rank: int) -> Seen | None:
+        """What a rank's watchdog last said it was doing; None if it never did.
+
+        Raises:
+            RankError: the store is gone.
+        """
         key = f"beat/{rank}"
         if not self._call(self.store.check, [key]):
-            return ""
-        return f"; rank {rank} was last seen {json.loads(self._call(self.store.get, key))[1]}"
+            return None
+        return Seen.read(self._call(self.store.get, key).decode())
 
 
 def second_connection(store: Store) -> Store:

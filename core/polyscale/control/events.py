@@ -1,8 +1,8 @@
 """The log of what happened to ranks: one list of small records in the store, read by every watchdog.
 
 Notable: one counter tells whether there is something new, so that looking costs one request whatever the world's
-size. A rank writes ``here`` when it begins to watch, ``left`` when it ends in order, ``failed`` when it raised; who
-finds another one gone writes that on its behalf, once.
+size. A rank writes ``here`` when it begins to watch, ``left`` when it ends without an exception, ``failed`` when it
+raised; who finds another one gone writes that on its behalf, once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from polyscale.control.places import Place, line_of_exception
 from polyscale.control.processes import Identity
+from polyscale.errors import RankError
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -27,6 +28,8 @@ _COMMUNICATION_WORDS = (
     "peer closed",
     "nccl",
 )
+_TIMEOUT_WORDS = ("timed out", "timeout", "failed to pass monitoredbarrier")
+_BACKEND_WORDS = ("gloo", "ccl", "processgroup", "monitoredbarrier")  # nccl, rccl, xccl, hccl, oneccl
 _SHOWN = 500
 
 
@@ -36,19 +39,22 @@ class Event:
 
     Attributes:
         kind: here, left, failed (an exception passed the engine), fell (an uncaught exception ends the process),
-            gone (its process has ended without a word), silent (no sign of life from another host).
+            gone (its process has ended without a word), silent (no sign of life from another host), stuck (the ranks
+            wait for one another; said by rank 0 for all).
         rank: which rank it is about.
         host, place, pid, started: its process (see ``Identity``).
         number: failed: how many times that rank has failed.
         doing: what it was doing, in words.
         line: innermost line of the user's code.
-        error: exception type and message.
+        error: exception type and message; stuck: what to say.
         secondary: the exception is what the loss of another rank looks like.
-        step: updates done.
+        timeout: it says that a collective did not complete in time.
+        step: updates done; -1 where that is not known.
         last: left: the whole process ends, and with rank 0's perhaps the store.
+        code: left: the exit code, where the watchdog ends the process.
     """
 
-    kind: Literal["here", "left", "failed", "fell", "gone", "silent"]
+    kind: Literal["here", "left", "failed", "fell", "gone", "silent", "stuck"]
     rank: int
     host: str = ""
     place: str = ""
@@ -59,8 +65,10 @@ class Event:
     line: str = ""
     error: str = ""
     secondary: bool = False
+    timeout: bool = False
     step: int = 0
     last: bool = False
+    code: int = 0
 
     @property
     def identity(self) -> Identity:
@@ -73,7 +81,11 @@ class Event:
             at = f" at {self.line}" if self.line else ""
             return f"{who} raised {self.error}{at}, while {self.doing}"
         if self.kind == "left":
-            return f"{who} has ended in order (steps done: {self.step})"
+            if self.code:
+                return f"{who} has ended itself (exit code {self.code}) because another rank had ended or failed"
+            after = f" after step {self.step}" if self.step >= 0 else ""
+            how = "its script ended or called sys.exit" if self.last else "it closed its engine, or its process ended"
+            return f"{who} has left{after} without an error ({how})"
         if self.kind == "silent":
             return f"{who} gives no sign of life; its host, or the way to it, is gone"
         return f"{who} is gone: its process was killed or ended at once"
@@ -90,6 +102,8 @@ def of_exception(
 ) -> Event:
     """Describe an exception of this rank."""
     message = str(exception).strip()
+    # An error that explains another one is as much a consequence as that one.
+    seen = exception.__cause__ if isinstance(exception, RankError) and exception.__cause__ is not None else exception
     text = f"{type(exception).__name__}: {message}" if message else type(exception).__name__
     return Event(
         kind,
@@ -99,7 +113,8 @@ def of_exception(
         doing=place.of(exception),
         line=line_of_exception(exception),
         error=text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "...",
-        secondary=is_communication_error(exception),
+        secondary=is_communication_error(seen),
+        timeout=is_timeout(seen),
         step=place.step,
     )
 
@@ -110,6 +125,14 @@ def is_communication_error(exception: BaseException) -> bool:
         return True
     text = str(exception).lower()
     return isinstance(exception, RuntimeError) and any(word in text for word in _COMMUNICATION_WORDS)
+
+
+def is_timeout(exception: BaseException) -> bool:
+    """Whether an exception says that a collective, or torch's store, did not complete in time."""
+    text = str(exception).lower()
+    if not isinstance(exception, RuntimeError) or not any(word in text for word in _TIMEOUT_WORDS):
+        return False
+    return type(exception).__name__.startswith("Dist") or any(word in text for word in _BACKEND_WORDS)
 
 
 @dataclass

@@ -12,8 +12,9 @@ class Peers:
 
     Attributes:
         here: rank -> event of each that watches and is watched.
-        left: rank -> event of each that has ended in order.
+        left: rank -> event of each that has ended without an exception.
         failures: failures of others, in the order of the log.
+        stuck: that all ranks wait for one another, if rank 0 has found that.
     """
 
     def __init__(self, rank: int) -> None:
@@ -21,6 +22,7 @@ class Peers:
         self.here: dict[int, Event] = {}
         self.left: dict[int, Event] = {}
         self.failures: list[Event] = []
+        self.stuck: Event | None = None
 
     def take(self, events: Iterable[Event]) -> None:
         """Take new events of the log."""
@@ -33,6 +35,8 @@ class Peers:
             elif event.kind == "left":
                 self.here.pop(event.rank, None)
                 self.left[event.rank] = event
+            elif event.kind == "stuck":
+                self.stuck = event
             elif event not in self.failures:
                 self.failures.append(event)
                 if event.kind != "failed":
@@ -45,8 +49,18 @@ class Peers:
 
     def causes(self, own_failures: int) -> list[Event]:
         """Failures that may be behind the latest of this rank's ``own_failures``."""
-        recent = [event for event in self.failures if event.kind != "failed" or event.number >= own_failures]
-        return [event for event in recent if not event.secondary]
+        return [event for event in self._recent(own_failures) if not event.secondary]
+
+    def consequences(self, own_failures: int) -> dict[int, Event]:
+        """The latest failure by rank of those that, like this one, have only seen a collective fail."""
+        return {event.rank: event for event in self._recent(own_failures) if event.secondary}
+
+    def _recent(self, own_failures: int) -> list[Event]:
+        return [event for event in self.failures if event.kind != "failed" or event.number >= own_failures]
+
+    def departures(self) -> list[Event]:
+        """Ranks that have left of their own accord."""
+        return [event for event in self.left.values() if not event.code]
 
     def on(self, place: str) -> list[Event]:
         """Watched ranks whose processes can be seen from ``place``."""

@@ -15,6 +15,13 @@ from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
 
+_WAITING = (
+    "torch.distributed.distributed_c10d",
+    "torch.distributed._functional_collectives",
+    "torch.distributed.fsdp._fully_shard._fsdp_collectives",
+    "polyscale.control.agreement",
+)
+"""Modules whose innermost frame means that a thread which computes nothing waits for other ranks."""
 _LEFT = "_polyscale_place"
 """Attribute of an exception: the place whose phase it left first."""
 
@@ -52,6 +59,18 @@ class Place:
         frame = sys._current_frames().get(self.thread)
         return user_line(_outwards(frame)) if frame is not None else ""
 
+    def waits_for_ranks(self) -> bool:
+        """Whether the thread is inside a call that other ranks must answer, as far as Python's frames tell."""
+        frame = sys._current_frames().get(self.thread)
+        while frame is not None:
+            name = str(frame.f_globals.get("__name__", ""))
+            if name in _WAITING:
+                return True
+            if name.partition(".")[0] != "torch":
+                return False
+            frame = frame.f_back
+        return False
+
 
 class Phase:
     """A stretch of work; a context manager that gives back the phase around it."""
@@ -86,13 +105,13 @@ class Phase:
 
 
 def left(exception: BaseException) -> str:
-    """The place whose phase ``exception`` left first, or "" when it was raised outside of all."""
+    """The place whose phase ``exception``, or its cause, left first, or "" when it was raised outside of all."""
     place: str = getattr(exception, _LEFT, "")
-    return place
+    return place or (left(exception.__cause__) if exception.__cause__ is not None else "")
 
 
 def line_of_exception(exception: BaseException) -> str:
-    """The innermost line of the user's code in an exception's traceback, or ""."""
+    """The innermost line of the user's code that raised an exception or called what did, or ""."""
     return user_line(_from_traceback(exception.__traceback__))
 
 
@@ -114,11 +133,13 @@ def _outwards(frame: FrameType | None) -> list[tuple[FrameType, int]]:
 
 
 def _from_traceback(traceback: TracebackType | None) -> list[tuple[FrameType, int]]:
+    """Frames, innermost first: those that the exception has left so far, and those around them."""
+    around = _outwards(traceback.tb_frame.f_back) if traceback is not None else []
     frames = []
     while traceback is not None:
         frames.append((traceback.tb_frame, traceback.tb_lineno))
         traceback = traceback.tb_next
-    return frames[::-1]
+    return frames[::-1] + around
 
 
 def _is_user_code(frame: FrameType) -> bool:

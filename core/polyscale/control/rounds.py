@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import threading
@@ -13,8 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from polyscale import env
-from polyscale.control import processes
+from polyscale.control import explanations, processes
 from polyscale.control.events import Event, Log
+from polyscale.control.waits import Seen, WaitClock, hopeless
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -49,10 +49,15 @@ class Rounds:
         self._heard: dict[int, tuple[str, float]] = {}
         self._pending_since = 0.0
         self._idle_mark = ((0.0, "", 0), 0.0, 0.0)  # (progress, others that left), time, processor time
+        self._clock = WaitClock()
+        self._waited = 0.0
+        self._seen: dict[int, Seen] = {}
+        self._stuck_since = 0.0
 
     def run(self) -> None:
         """Look until told to stop, or until the process group has been ended: then no one can wait for anyone."""
         while not self._stop.wait(self._timings.poll) and not self._watch.group_ended():
+            self._waited = self._wait_so_far()
             if not self._watch.store_ended:
                 try:
                     self._look()
@@ -77,8 +82,11 @@ class Rounds:
         if now - self._beat_at >= self._timings.beat:
             self._beat_at = now
             self._beats += 1
-            self._store.set(f"beat/{self._control.rank}", json.dumps([self._beats, str(self._watch.place)]))
+            own = self._own_beat()
+            self._store.set(f"beat/{self._control.rank}", own.text())
             self._listen(now)
+            if self._control.rank == 0:
+                self._find_stuck(own)
 
     def _gone_neighbours(self) -> list[Event]:
         return [event for event in self._peers.on(self._here.place) if processes.is_gone(event.identity)]
@@ -110,7 +118,7 @@ class Rounds:
         """
         for event in self._gone_neighbours():
             kind: Literal["gone", "left"] = "gone" if event.rank == 0 else "left"
-            self._peers.take([replace(event, kind=kind)])
+            self._peers.take([replace(event, kind=kind, step=-1)])
         first = self._peers.here.get(0)
         if first is not None and first.place != self._here.place:
             self._peers.take([replace(first, kind="silent")])
@@ -123,9 +131,51 @@ class Rounds:
         elif not self._pending_since:
             self._pending_since = now
         elif now - self._pending_since >= self._timings.grace:
-            self._end(pending)
+            self._end(self._about_failures(pending))
+        if self._peers.stuck is not None:
+            # Rank 0, whose process may hold the store, goes after the others have read why.
+            self._stuck_since = self._stuck_since or now
+            if self._control.rank != 0 or now - self._stuck_since >= 3 * self._timings.poll:
+                self._end(["because the ranks wait for one another:", *self._peers.stuck.error.split("\n")])
         if self._peers.left and self._waits_too_long(now):
-            self._end(list(self._peers.left.values()))
+            self._end(["because it waits for a rank that has left:", *_some(list(self._peers.left.values()))])
+
+    def _own_beat(self) -> Seen:
+        place, said = self._watch.place, self._watch.explaining
+        where = (place.phase, place.detail, place.step)
+        return Seen(self._beats, said or str(place), line=place.line(), where=where, waited=self._waited)
+
+    def _wait_so_far(self) -> float:
+        """Seconds for which this rank has only waited for others, in one place of one phase."""
+        place = self._watch.place
+        may_sleep = self._watch.falling or not place.phase or place.phase.startswith(_SLOW_PHASES)
+        return self._clock.waited(
+            (place.since, place.detail, place.step),
+            now=time.monotonic(),
+            used=time.process_time() - time.thread_time(),
+            waits=not may_sleep and place.waits_for_ranks(),
+        )
+
+    def _find_stuck(self, own: Seen) -> None:
+        """On rank 0: whether all ranks wait for one another. The others are asked only once this one has waited."""
+        before, self._seen = self._seen, {}
+        alone = any(event.place != self._here.place for event in self._peers.here.values())
+        if (
+            own.waited < self._timings.stuck
+            or alone
+            or not self._watch.without_device()
+            or self._peers.stuck is not None
+        ):
+            return
+        keys = {rank: f"beat/{rank}" for rank in self._peers.here}
+        if not keys or self._watch.pending() or not self._store.check(list(keys.values())):
+            return
+        beats = self._store.multi_get(list(keys.values()))
+        self._seen = {0: own, **{rank: Seen.read(beat.decode()) for rank, beat in zip(keys, beats, strict=True)}}
+        if hopeless(self._seen, before, ranks=range(self._control.world_size), seconds=self._timings.stuck):
+            event = self._watch.event("stuck", text="\n".join(explanations.stuck(self._seen)))
+            self._log.write(event)
+            self._peers.stuck = event
 
     def _waits_too_long(self, now: float) -> bool:
         """Whether this rank has slept in one phase for longer than the grace after a rank's end.
@@ -144,19 +194,27 @@ class Rounds:
             return False
         return used - used_at_mark < _IDLE * waited
 
-    def _end(self, causes: list[Event]) -> NoReturn:
+    def _about_failures(self, causes: list[Event]) -> list[str]:
+        lines = ["because another rank has ended or failed:", *_some(causes)]
+        if all(event.timeout for event in causes):
+            lines.append(f"{explanations.MISMATCH}. {explanations.SAME_CALLS}.")
+        return lines
+
+    def _end(self, why: list[str]) -> NoReturn:
         rank, place = self._control.rank, self._watch.place
         line = place.line()
-        text = [f"polyscale: rank {rank} ({self._here}) ends because another rank has ended or failed:"]
-        text += [f"  {event}" for event in causes[:5]]
-        if len(causes) > 5:
-            text.append(f"  and {len(causes) - 5} more")
-        text.append(f"  this rank was {place}" + (f" at {line}" if line else ""))
+        first, *rest = why
+        text = [f"polyscale: rank {rank} ({self._here}) ends {first}", *(f"  {one}" for one in rest)]
+        text.append(f"  this rank was {self._watch.explaining or place}" + (f" at {line}" if line else ""))
         _for_at_most(1.0, sys.stdout.flush)
         _for_at_most(1.0, lambda: write_error("\n".join(text) + "\n"))
         if not self._watch.store_ended:
-            _for_at_most(1.0, lambda: self._log.write(self._watch.event("left")))
+            _for_at_most(1.0, lambda: self._log.write(self._watch.event("left", code=EXIT_CODE)))
         os._exit(EXIT_CODE)
+
+
+def _some(events: list[Event]) -> list[str]:
+    return [*map(str, events[:5]), *([f"and {len(events) - 5} more"] if len(events) > 5 else [])]
 
 
 def write_error(text: str) -> None:

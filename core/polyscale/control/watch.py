@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from polyscale.control import events, processes
+from polyscale.control import events, explanations, processes
 from polyscale.control.agreement import second_connection
 from polyscale.control.events import Event, Log
 from polyscale.control.peers import Peers
@@ -36,7 +36,8 @@ class Timings:
         poll: between two looks.
         beat: between two heartbeats.
         grace: between a failure elsewhere and the end of this process.
-        left: how long this rank may sleep in one phase after another one has ended in order.
+        left: how long this rank may sleep in one phase after another one has left.
+        stuck: how long all ranks must have waited for one another before that ends them.
         farewell: how long rank 0, whose store the others read, waits for them at its end.
     """
 
@@ -44,6 +45,7 @@ class Timings:
     beat: float = 2.0
     grace: float = 2.0
     left: float = 10.0
+    stuck: float = 15.0
     farewell: float = 5.0
 
 
@@ -62,6 +64,7 @@ class Watch:
         self._last_word = 0
         self.store_ended = False
         self._falling = False
+        self.explaining = ""  # where an exception was raised that is being explained
         self._was_here = False
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -90,7 +93,7 @@ class Watch:
             self._leave()
 
     def leave(self) -> None:
-        """Say that this process ends in order, and end the thread. On rank 0: wait until the others have read it."""
+        """Say that this process ends by itself, and end the thread. On rank 0: wait until the others have read it."""
         if not self._is_this_process() or self.control.world_size == 1:
             return
         self._users = 0
@@ -110,6 +113,13 @@ class Watch:
         """Whether the default process group was destroyed, or made anew, since."""
         return self._group is not None and _default_group() is not self._group
 
+    def without_device(self) -> bool:
+        """Whether ranks have no accelerator and talk over gloo: one that takes no processor time then only waits."""
+        import torch
+        import torch.distributed as dist
+
+        return dist.is_initialized() and dist.get_backend() == "gloo" and not torch.accelerator.is_available()
+
     @property
     def falling(self) -> bool:
         """Whether an uncaught exception is ending this process."""
@@ -124,20 +134,38 @@ class Watch:
         self._post(exception, "failed")
 
     def explain(self, exception: BaseException) -> RankError | None:
-        """Name the rank whose loss ``exception`` shows."""
-        if self._thread is None or not events.is_communication_error(exception):
+        """Say why the collective that raised ``exception`` could not complete."""
+        if self._thread is None or not (events.is_communication_error(exception) or events.is_timeout(exception)):
             return None
-        end = time.monotonic() + self.timings.grace + 2 * self.timings.poll
-        while not (causes := self.peers.causes(self._failures)) and time.monotonic() < end:
-            time.sleep(0.05)
-        causes = causes or list(self.peers.left.values())
-        if not causes:
+        rank, doing = self.control.rank, self.place.of(exception)
+        self.explaining = doing
+        try:
+            end = time.monotonic() + self.timings.grace + 2 * self.timings.poll
+            while not (causes := self.peers.causes(self._failures)) and time.monotonic() < end:
+                time.sleep(0.05)
+            if causes:
+                return explanations.lost(rank, doing, causes)
+            if departed := self.peers.departures():
+                return explanations.left(rank, doing, departed)
+            raised = self.peers.consequences(self._failures)
+            if events.is_timeout(exception) or any(event.timeout for event in raised.values()):
+                seconds = explanations.seconds_waited(str(exception), *(event.error for event in raised.values()))
+                return explanations.out_of_time(rank, doing, seconds, self._where_others_are(raised))
             return None
-        return RankError(
-            f"rank {self.control.rank} has lost rank {causes[0].rank} while it was {self.place.of(exception)}",
-            why="; ".join(map(str, causes[:3])),
-            fix=f"Look at what rank {causes[0].rank} printed",
-        )
+        finally:
+            self.explaining = ""
+
+    def _where_others_are(self, raised: dict[int, Event]) -> dict[int, str]:
+        """Where the first few others were: what they raised says it best, as they have left their phase since."""
+        others: dict[int, str] = {}
+        for rank in [rank for rank in range(min(self.control.world_size, 8)) if rank != self.control.rank]:
+            if rank in raised:
+                others[rank] = raised[rank].doing + (f" at {raised[rank].line}" if raised[rank].line else "")
+                continue
+            with contextlib.suppress(RankError):  # the store is gone
+                if not self.store_ended and (seen := self.control.last_seen(rank)) is not None:
+                    others[rank] = str(seen)
+        return others
 
     def _on_uncaught(
         self, kind: type[BaseException], exception: BaseException, traceback: TracebackType | None
@@ -202,9 +230,12 @@ class Watch:
     def _log(self) -> Log:
         return Log(self.control.store)
 
-    def event(self, kind: Literal["here", "left"], *, last: bool = False) -> Event:
+    def event(
+        self, kind: Literal["here", "left", "stuck"], *, last: bool = False, code: int = 0, text: str = ""
+    ) -> Event:
         """A record about this rank."""
-        return Event(kind, self.control.rank, **asdict(self._identity), step=self.place.step, last=last)
+        step = self.place.step
+        return Event(kind, self.control.rank, **asdict(self._identity), step=step, last=last, code=code, error=text)
 
     def _is_this_process(self) -> bool:
         return os.getpid() == self._identity.pid  # false in a forked child, such as a worker of a data loader
@@ -220,7 +251,7 @@ class Watch:
 
     def pending(self) -> list[Event]:
         """Failures that this rank has not met by one of its own."""
-        return [] if self._falling else self.peers.pending(self._failures)
+        return [] if self._falling or self.explaining else self.peers.pending(self._failures)
 
 
 def _default_group() -> Any:

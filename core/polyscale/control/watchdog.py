@@ -9,7 +9,10 @@ Notable:
 - After a failure elsewhere a rank has a short grace. One that raises as well keeps its own exception, and goes on if
   the user catches it on all ranks: the n-th failure of one rank is met by the n-th of each other. After the grace the
   process prints who failed, where, and where it is itself, and ends with code 75 (EX_TEMPFAIL).
-- A rank that ended in order ends no one, unless this one then sleeps in one phase for longer than a second grace.
+- A rank that left without an error ends no one, unless this one then sleeps in one phase for longer than a second
+  grace.
+- Ranks that make different calls wait for one another until a time-out. Then the error says where each of them is; on
+  one host without an accelerator, where it can be known for certain (see ``waits``), they end after 15 seconds.
 """
 
 from __future__ import annotations
@@ -77,6 +80,7 @@ class Watchdog:
     def explain(self, exception: BaseException) -> RankError | None:
         """If ``exception`` is what the loss of another rank looks like here, name that rank.
 
-        Waits a moment for the watchdog to find out. None when it is an error of this rank's own.
+        If it is a collective's time-out and no rank is lost, say where every rank is. Waits a moment for the watchdog
+        to find out. None when it is an error of this rank's own.
         """
         return self._watch.explain(exception)

@@ -109,6 +109,35 @@ def test_a_rank_that_fails_later_because_of_the_first_does_not_give_the_exit_cod
     assert run(path) == 4
 
 
+def test_a_rank_that_its_watchdog_ended_first_is_not_the_one_to_blame(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(local, "LINGER_S", 0.1)
+    path = script(tmp_path, "time.sleep(1.2 * rank)\nsys.exit(9 if rank else 75)\n")
+    assert run(path) == 9
+    assert "Rank 1 exited with code 9, the first to fail; the others were ended" in caplog.text
+
+
+def test_a_rank_that_the_launcher_had_to_end_is_not_blamed_for_it(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(local, "LINGER_SECONDARY_S", 0.5)
+    path = script(tmp_path, "if rank: time.sleep(60)\nsys.exit(75)\n")
+    assert run(path) == 75
+    assert "Rank 0 exited with code 75 because of another rank" in caplog.text
+
+
+@pytest.mark.parametrize("code", [1, 75])
+def test_a_rank_that_ended_well_before_the_one_that_waited_for_it_is_named(tmp_path, caplog, code):
+    path = script(tmp_path, f"if rank == 0: time.sleep(0.5)\nsys.exit({code} * (rank == 0))\n")
+    assert run(path) == code
+    assert "Rank 1 ended with code 0 while others still ran; rank 0, the first to fail, exited with" in caplog.text
+    assert f"code {code}, probably because it waited for that" in caplog.text
+
+
+def test_a_rank_that_fails_by_itself_after_another_ended_well_is_named_alone(tmp_path, caplog):
+    path = script(tmp_path, "if rank == 0: time.sleep(0.5)\nsys.exit(9 * (rank == 0))\n")
+    assert run(path) == 9
+    assert "Rank 0 exited with code 9, the first to fail" in caplog.text
+    assert "Rank 1" not in caplog.text
+
+
 def test_ranks_that_find_out_about_a_failure_have_time_to_say_so(tmp_path, capfd):
     path = script(tmp_path, "if rank: sys.exit(5)\ntime.sleep(0.8)\nprint('rank 1 is gone')\nsys.exit(6)\n")
     assert run(path) == 5

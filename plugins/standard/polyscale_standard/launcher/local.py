@@ -2,8 +2,9 @@
 
 Notable: the exit code is that of the rank that failed first, or 128 + s when signal s ended it or us. A signal is
 passed on to the ranks. After a failure they are first left alone for ``LINGER_S``, because those who wait for the dead
-rank find out and say where they were; then they are asked to end. What outlasts ``GRACE_S`` is killed, and whole
-process groups are, so nothing that ranks started is left either.
+rank find out and say where they were; for ``LINGER_SECONDARY_S`` while only ranks have failed whose watchdog ended them
+because of another one, which is then still on its way down. Then they are asked to end. What outlasts that by
+``GRACE_S`` is killed, and whole process groups are, so nothing that ranks started is left either.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from polyscale.control.watchdog import EXIT_CODE
 from polyscale.errors import PolyscaleError
 from polyscale.interfaces.launcher import LaunchRequest
 from polyscale_standard import env
@@ -29,7 +31,9 @@ from polyscale_standard.launcher.streams import RankStreams
 
 logger = logging.getLogger("polyscale")
 LINGER_S = 2.0
-GRACE_S = 5.0
+LINGER_SECONDARY_S = 8.0
+GRACE_S = 3.0
+GRACE_AFTER_SIGNAL_S = 5.0
 _TICK_S = 0.05
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
@@ -100,7 +104,7 @@ class LocalLauncher:
                 end.sweep()
         if received:
             return 128 + received[0]
-        return _report(processes.first_failure() or agent.failure(), request.nproc)
+        return _report(processes.cause() or agent.failure(), processes, request.nproc)
 
 
 def resolve(request: LaunchRequest) -> list[str]:
@@ -179,8 +183,13 @@ class _End:
         if self._processes.all_ended:
             return False
         if self._received:
-            return self._elapsed() < GRACE_S
-        return self._processes.first_failure() is not None and self._elapsed() < LINGER_S
+            return self._elapsed() < GRACE_AFTER_SIGNAL_S
+        if self._processes.cause() is None:
+            return False
+        lingers = self._elapsed() < self._linger()
+        if not lingers:
+            self._processes.blame_no_more()
+        return lingers
 
     def follow(self) -> None:
         """Pass signals on; once a rank has failed or a signal came, kill what outlasts the grace."""
@@ -189,23 +198,50 @@ class _End:
         for number in self._received[self._forwarded :]:
             self._processes.send(number)
             self._forwarded += 1
-        if self._since is None and (self._received or self._processes.first_failure()):
+        if self._since is None and (self._received or self._processes.cause()):
             self._since = time.monotonic()
-        if self._elapsed() >= GRACE_S or len(self._received) > 2:
+        patience = GRACE_AFTER_SIGNAL_S if self._received else self._linger() + GRACE_S
+        if self._elapsed() >= patience or len(self._received) > 2:
+            self._processes.blame_no_more()
             self._processes.send(signal.SIGKILL)
 
     def sweep(self) -> None:
         """Kill what ranks have left behind, unless all ended well."""
-        if self._received or self._processes.first_failure() or not self._processes.all_ended:
+        if self._received or self._processes.cause() or not self._processes.all_ended:
             self._processes.send(signal.SIGKILL)
+
+    def _linger(self) -> float:
+        cause = self._processes.cause()
+        return LINGER_SECONDARY_S if cause is not None and cause.secondary else LINGER_S
 
     def _elapsed(self) -> float:
         return 0.0 if self._since is None else time.monotonic() - self._since
 
 
-def _report(failure: Ended | None, nproc: int) -> int:
+def _report(failure: Ended | None, processes: RankProcesses, nproc: int) -> int:
     if failure is None:
         return 0
-    others = ", the first to fail; the others were ended" if nproc > 1 else ""
-    logger.error("%s%s", failure, others)
+    logger.error("%s", _words(failure, processes.left_before(failure), nproc))
     return failure.exit_code
+
+
+def _words(failure: Ended, left: Sequence[int], nproc: int) -> str:
+    """Say which rank failed, and which one is more likely behind it.
+
+    A rank that waits for one that has ended well fails with the watchdog's code, or with that of an exception.
+    """
+    if nproc == 1:
+        return str(failure)
+    if left and failure.code in (1, EXIT_CODE):
+        ranks = ", ".join(map(str, left[:8])) + (f" and {len(left) - 8} more" if len(left) > 8 else "")
+        who = f"Rank {ranks}" if len(left) == 1 else f"Ranks {ranks}"
+        return (
+            f"{who} ended with code 0 while others still ran; rank {failure.rank}, the first to fail, exited with code "
+            f"{failure.code}, probably because it waited for that; the others were ended"
+        )
+    if failure.secondary:
+        return f"{failure} because of another rank: see what the ranks printed; the others were ended"
+    text = f"{failure}, the first to fail; the others were ended"
+    if failure.code == -signal.SIGABRT:
+        text += ". Ranks that make different collective calls at the same time may end so: see what it printed"
+    return text

@@ -2,8 +2,9 @@
 
 Notable: one thread per rank sleeps in ``waitid(WNOWAIT)``, which leaves the process to the agent to reap, so the order
 of deaths is known more finely than the agent's polling shows it: of a rank that fails and those that fail because of
-it, the first names the cause. Each rank leads its own session and process group (the agent starts it so): what it
-started itself ends with the group.
+it, the first names the cause. A rank that its watchdog ended says by its code that it is not the cause, even where it
+ended first: the one that failed may take longer to come down. Each rank leads its own session and process group (the
+agent starts it so): what it started itself ends with the group.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from polyscale.control.watchdog import EXIT_CODE
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -22,6 +25,16 @@ class Ended:
 
     rank: int
     code: int
+
+    @property
+    def failed(self) -> bool:
+        """Whether it did not end well."""
+        return self.code != 0
+
+    @property
+    def secondary(self) -> bool:
+        """Whether its watchdog ended it because of another rank."""
+        return self.code == EXIT_CODE
 
     @property
     def exit_code(self) -> int:
@@ -44,6 +57,8 @@ class RankProcesses:
     def __init__(self) -> None:
         self._pids: dict[int, int] = {}
         self._ended: list[Ended] = []
+        self._unknown = 0
+        self._counted: int | None = None
         self._lock = threading.Lock()
 
     def started(self, pids: Mapping[int, int]) -> None:
@@ -61,12 +76,25 @@ class RankProcesses:
     def all_ended(self) -> bool:
         """Whether every rank has ended."""
         with self._lock:
-            return len(self._ended) >= len(self._pids)
+            return len(self._ended) + self._unknown >= len(self._pids)
 
-    def first_failure(self) -> Ended | None:
-        """The rank that failed first, or None."""
+    def cause(self) -> Ended | None:
+        """The rank that failed first, but for those that their watchdog ended, if another failed too; or None."""
         with self._lock:
-            return next((ended for ended in self._ended if ended.code != 0), None)
+            failed = [ended for ended in self._ended[: self._counted] if ended.failed]
+        return min(failed, key=lambda ended: ended.secondary, default=None)
+
+    def left_before(self, failure: Ended) -> list[int]:
+        """The ranks that had ended well before ``failure``."""
+        with self._lock:
+            before = self._ended[: self._ended.index(failure)] if failure in self._ended else []
+        return sorted(ended.rank for ended in before if not ended.failed)
+
+    def blame_no_more(self) -> None:
+        """From now on the launcher ends ranks: how they end says nothing about the cause."""
+        with self._lock:
+            if self._counted is None:
+                self._counted = len(self._ended)
 
     def send(self, number: int) -> None:
         """Send a signal to the process group of every rank; groups that are gone are skipped."""
@@ -78,10 +106,10 @@ class RankProcesses:
         try:
             info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         except ChildProcessError:
-            info = None  # reaped before this thread looked: only the agent knows the code
-        if info is None or info.si_code == os.CLD_EXITED:
-            code = info.si_status if info is not None else 0
-        else:
-            code = -info.si_status
+            info = None
         with self._lock:
-            self._ended.append(Ended(rank, code))
+            if info is None:  # reaped before this thread looked: only the agent knows the code
+                self._unknown += 1
+            else:
+                code = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+                self._ended.append(Ended(rank, code))
