@@ -5,15 +5,18 @@ A difference is an error on every rank that names both values; it can never beco
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
 
-from polyscale.config import Config
-from polyscale.config.compare import differences
 from polyscale.control.agreement import Control
 from polyscale.engine.accumulation import Accumulation
 from polyscale.errors import RankError
 from polyscale.parameters.fingerprint import Fingerprint, fingerprint, first_difference
+
+if TYPE_CHECKING:
+    from polyscale.config import Config
 
 
 def agree(control: Control, config: Config, model: nn.Module) -> None:
@@ -68,6 +71,8 @@ def _agree_on_configuration(control: Control, config: Config) -> None:
     """Compare what must be equal on all ranks; keys that only print may differ."""
     if len(set(control.share("configuration", config.digest(), what="configuration"))) == 1:
         return
+    from polyscale.config.compare import differences
+
     found = control.share("configuration-detail", config.as_dict(), what="configuration")
     for rank, other in enumerate(found):
         differing = differences(found[0], other)

@@ -12,16 +12,12 @@ import logging
 import weakref
 from collections.abc import Mapping
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from polyscale.config import Config, load_config
-from polyscale.config.errors import raise_all
-from polyscale.config.hyper_parameters import wrong_hyper_parameters
-from polyscale.config.rules import scheduler_alone
 from polyscale.discovery import load
 from polyscale.engine.agreeing import agree, agree_on_optimizer
 from polyscale.engine.batches import LossFunction
@@ -40,6 +36,10 @@ from polyscale.optimizers import norm_parameters
 from polyscale.parameters.inspect import find_parameters
 from polyscale.parameters.materialize import materializer
 from polyscale.topology import Topology
+
+if TYPE_CHECKING:
+    from polyscale.config import Config
+    from polyscale.interfaces.accelerator import Accelerator
 
 log = logging.getLogger("polyscale")
 
@@ -77,6 +77,8 @@ def initialize(
     if not isinstance(model, nn.Module):
         raise PolyscaleError(f"model = {type(model).__name__}", why="it is not a torch.nn.Module", fix="Pass a module")
     _refuse_used(model)
+    from polyscale.config import load_config  # pydantic, like FSDP and DCP, is loaded when it is used
+
     settings = load_config(config, seed=seed)
     names = {entry.parameter: entry.fqn for entry in find_parameters([Part(model)])}
     if optimizer is not None:
@@ -84,11 +86,8 @@ def initialize(
         if isinstance(optimizer, torch.optim.Optimizer) and lr_scheduler is not None and not callable(lr_scheduler):
             check_schedule(lr_scheduler, optimizer)
     accelerator = choose_accelerator(settings)
-    if optimizer is None and settings.optimizer is not None:
-        wrong = wrong_hyper_parameters(settings.optimizer, load_factory(settings, accelerator))
-        raise_all(wrong, "the optimizer of the configuration")
-    elif optimizer is None and (alone := scheduler_alone(settings)) is not None:
-        raise alone
+    if optimizer is None:
+        _check_configured_optimizer(settings, accelerator)
     runtime = start_runtime(settings, accelerator)
     runtime.watchdog.start()
     try:
@@ -111,6 +110,18 @@ def initialize(
     _close_at_exit(engine)
     _announce(setup)
     return engine
+
+
+def _check_configured_optimizer(config: Config, accelerator: Accelerator) -> None:
+    from polyscale.config.errors import raise_all
+    from polyscale.config.hyper_parameters import wrong_hyper_parameters
+    from polyscale.config.rules import scheduler_alone
+
+    if config.optimizer is not None:
+        wrong = wrong_hyper_parameters(config.optimizer, load_factory(config, accelerator))
+        raise_all(wrong, "the optimizer of the configuration")
+    elif (alone := scheduler_alone(config)) is not None:
+        raise alone
 
 
 def _refuse_used(model: nn.Module) -> None:

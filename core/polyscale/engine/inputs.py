@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polyscale.config import Config
 from polyscale.control.agreement import Control
 from polyscale.errors import PolyscaleError
 from polyscale.interfaces.accelerator import Accelerator
 from polyscale.topology import Topology
+
+if TYPE_CHECKING:
+    from polyscale.config import Config
 
 log = logging.getLogger("polyscale")
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
-from polyscale.config import Config
 from polyscale.discovery import installed, load
 from polyscale.errors import PolyscaleError
 from polyscale.hooks import PluginContext
 from polyscale.interfaces.accelerator import Accelerator
 from polyscale.interfaces.observer import Event, Observer
+
+if TYPE_CHECKING:
+    from polyscale.config import Config
 
 log = logging.getLogger("polyscale")
 

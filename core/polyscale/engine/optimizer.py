@@ -7,12 +7,11 @@ and its groups are pointed at what the engine trains; it must be over this model
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from polyscale.config import Config
 from polyscale.discovery import installed, load
 from polyscale.errors import ConfigError, PolyscaleError, UnsupportedError
 from polyscale.hooks import PluginContext
@@ -22,6 +21,9 @@ from polyscale.interfaces.parallelism import DataParallelApplied
 from polyscale.optimizers import granularity_of, split_groups
 from polyscale.parameters.names import public_name
 from polyscale.parameters.store import ParameterStore
+
+if TYPE_CHECKING:
+    from polyscale.config import Config
 
 OptimizerLike = torch.optim.Optimizer | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 

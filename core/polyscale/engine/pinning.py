@@ -7,12 +7,15 @@ statistics stay fp32 and which torch cannot compute with 16-bit weights beside t
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from torch import nn
 
-from polyscale.config import Config
 from polyscale.interfaces.precision import PrecisionPolicy
 from polyscale.parameters.names import public_name
+
+if TYPE_CHECKING:
+    from polyscale.config import Config
 
 
 def with_automatic_pins(policy: PrecisionPolicy, config: Config, model: nn.Module) -> PrecisionPolicy:

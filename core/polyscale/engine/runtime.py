@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from polyscale import env
-from polyscale.config import Config
 from polyscale.control.agreement import Control
 from polyscale.control.process_group import ensure_process_group
 from polyscale.control.watchdog import Watchdog
@@ -18,6 +18,9 @@ from polyscale.interfaces.accelerator import Accelerator
 from polyscale.interfaces.communication import Communication
 from polyscale.interfaces.parallelism import Parallelism
 from polyscale.kinds import KINDS
+
+if TYPE_CHECKING:
+    from polyscale.config import Config
 
 
 @dataclass(frozen=True)

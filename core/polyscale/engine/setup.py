@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from polyscale.config import Batch, Config
 from polyscale.control.agreement import Control
 from polyscale.control.watchdog import Watchdog
 from polyscale.discovery import select
@@ -23,6 +22,9 @@ from polyscale.interfaces.io import FileIO
 from polyscale.interfaces.parallelism import DataParallelApplied
 from polyscale.interfaces.precision import LossScaler
 from polyscale.topology import Topology
+
+if TYPE_CHECKING:
+    from polyscale.config import Batch, Config
 
 log = logging.getLogger("polyscale")
 
