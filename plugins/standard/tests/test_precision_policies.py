@@ -1,6 +1,5 @@
 """Policies of the three precisions, from real configurations."""
 
-
 import pytest
 import torch
 

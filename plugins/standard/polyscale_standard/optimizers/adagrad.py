@@ -8,6 +8,7 @@ from polyscale.errors import UnsupportedError
 from polyscale.hooks import PluginContext, hookimpl
 from polyscale.interfaces.optimizer import Granularity, OptimizerGroup
 from polyscale_standard.optimizers import hyper
+from polyscale_standard.optimizers.factory import TableFactory
 from polyscale_standard.optimizers.torch_groups import make, torch_groups
 
 if TYPE_CHECKING:
@@ -28,9 +29,10 @@ _HYPERS = {
 }
 
 
-class AdagradFactory:
+class AdagradFactory(TableFactory):
     """Makes Adagrad."""
 
+    hypers = _HYPERS
     name = "adagrad"
     granularity: Granularity = "element"
 
@@ -41,7 +43,7 @@ class AdagradFactory:
             ConfigError: a hyper-parameter is unknown or out of range.
             UnsupportedError: amsgrad is asked for.
         """
-        full = hyper.check(self.name, _HYPERS, params)
+        full = super().check(params)
         if full["amsgrad"]:
             raise UnsupportedError(
                 "optimizer.params.amsgrad=true",
@@ -49,14 +51,6 @@ class AdagradFactory:
                 fix="Leave it out",
             )
         return full
-
-    def check_group(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the hyper-parameters of one parameter group, only those given.
-
-        Raises:
-            ConfigError: one is unknown, out of range, or holds for the whole optimizer only.
-        """
-        return hyper.check_group(self.name, _HYPERS, options)
 
     def build(
         self, groups: list[OptimizerGroup], params: dict[str, Any], store: ParameterStore | None = None

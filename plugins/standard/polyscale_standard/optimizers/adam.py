@@ -15,6 +15,7 @@ from polyscale.errors import UnsupportedError
 from polyscale.hooks import PluginContext, hookimpl
 from polyscale.interfaces.optimizer import Granularity, OptimizerGroup
 from polyscale_standard.optimizers import hyper
+from polyscale_standard.optimizers.factory import TableFactory
 from polyscale_standard.optimizers.torch_groups import make, torch_groups
 
 if TYPE_CHECKING:
@@ -38,9 +39,10 @@ _HYPERS = {
 _TORCH = ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "fused")
 
 
-class AdamFactory:
+class AdamFactory(TableFactory):
     """Makes Adam or AdamW."""
 
+    hypers = _HYPERS
     granularity: Granularity = "element"
 
     def __init__(self, name: str) -> None:
@@ -54,7 +56,7 @@ class AdamFactory:
             ConfigError: a hyper-parameter is unknown or out of range.
             UnsupportedError: states narrower than fp32, or amsgrad without bias correction.
         """
-        full = hyper.check(self.name, _HYPERS, params)
+        full = super().check(params)
         if not full["fp32_optimizer_states"]:
             raise UnsupportedError(
                 "optimizer.params.fp32_optimizer_states=false",
@@ -68,14 +70,6 @@ class AdamFactory:
                 fix="Leave one of the two at its default",
             )
         return full
-
-    def check_group(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the hyper-parameters of one parameter group, only those given.
-
-        Raises:
-            ConfigError: one is unknown, out of range, or holds for the whole optimizer only.
-        """
-        return hyper.check_group(self.name, _HYPERS, options)
 
     def build(
         self, groups: list[OptimizerGroup], params: dict[str, Any], store: ParameterStore | None = None

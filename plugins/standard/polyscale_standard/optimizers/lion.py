@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from polyscale.hooks import PluginContext, hookimpl
 from polyscale.interfaces.optimizer import Granularity, OptimizerGroup
 from polyscale_standard.optimizers import hyper
+from polyscale_standard.optimizers.factory import TableFactory
 from polyscale_standard.optimizers.torch_groups import torch_groups
 
 if TYPE_CHECKING:
@@ -25,27 +26,12 @@ _HYPERS = {
 }
 
 
-class LionFactory:
+class LionFactory(TableFactory):
     """Makes Lion."""
 
+    hypers = _HYPERS
     name = "lion"
     granularity: Granularity = "element"
-
-    def check(self, params: dict[str, Any]) -> dict[str, Any]:
-        """See :class:`polyscale.interfaces.optimizer.OptimizerFactory`.
-
-        Raises:
-            ConfigError: a hyper-parameter is unknown or out of range.
-        """
-        return hyper.check(self.name, _HYPERS, params)
-
-    def check_group(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the hyper-parameters of one parameter group, only those given.
-
-        Raises:
-            ConfigError: one is unknown, out of range, or holds for the whole optimizer only.
-        """
-        return hyper.check_group(self.name, _HYPERS, options)
 
     def build(
         self, groups: list[OptimizerGroup], params: dict[str, Any], store: ParameterStore | None = None

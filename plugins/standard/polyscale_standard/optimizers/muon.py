@@ -16,6 +16,7 @@ from polyscale.errors import UnsupportedError
 from polyscale.hooks import PluginContext, hookimpl
 from polyscale.interfaces.optimizer import Granularity, OptimizerGroup
 from polyscale_standard.optimizers import hyper
+from polyscale_standard.optimizers.factory import TableFactory
 from polyscale_standard.optimizers.torch_groups import torch_groups
 
 if TYPE_CHECKING:
@@ -53,9 +54,10 @@ _HYPERS = {
 }
 
 
-class MuonFactory:
+class MuonFactory(TableFactory):
     """Makes Muon."""
 
+    hypers = _HYPERS
     name = "muon"
     granularity: Granularity = "matrix"
 
@@ -66,7 +68,7 @@ class MuonFactory:
             ConfigError: a hyper-parameter is unknown or out of range.
             UnsupportedError: ``per_head_muon``.
         """
-        full = hyper.check(self.name, _HYPERS, params)
+        full = super().check(params)
         if full["per_head_muon"]:
             raise UnsupportedError(
                 "optimizer.params.per_head_muon=true",
@@ -74,14 +76,6 @@ class MuonFactory:
                 fix="Leave it out",
             )
         return full
-
-    def check_group(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the hyper-parameters of one parameter group, only those given.
-
-        Raises:
-            ConfigError: one is unknown, out of range, or holds for the whole optimizer only.
-        """
-        return hyper.check_group(self.name, _HYPERS, options)
 
     def build(
         self, groups: list[OptimizerGroup], params: dict[str, Any], store: ParameterStore

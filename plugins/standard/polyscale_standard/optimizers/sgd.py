@@ -8,6 +8,7 @@ from polyscale.errors import ConfigError
 from polyscale.hooks import PluginContext, hookimpl
 from polyscale.interfaces.optimizer import Granularity, OptimizerGroup
 from polyscale_standard.optimizers import hyper
+from polyscale_standard.optimizers.factory import TableFactory
 from polyscale_standard.optimizers.torch_groups import make, torch_groups
 
 if TYPE_CHECKING:
@@ -26,9 +27,10 @@ _HYPERS = {
 }
 
 
-class SgdFactory:
+class SgdFactory(TableFactory):
     """Makes SGD."""
 
+    hypers = _HYPERS
     name = "sgd"
     granularity: Granularity = "element"
 
@@ -38,15 +40,7 @@ class SgdFactory:
         Raises:
             ConfigError: a hyper-parameter is unknown or out of range, or Nesterov lacks momentum.
         """
-        return _consistent(hyper.check(self.name, _HYPERS, params))
-
-    def check_group(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the hyper-parameters of one parameter group, only those given.
-
-        Raises:
-            ConfigError: one is unknown, out of range, or holds for the whole optimizer only.
-        """
-        return hyper.check_group(self.name, _HYPERS, options)
+        return _consistent(super().check(params))
 
     def build(
         self, groups: list[OptimizerGroup], params: dict[str, Any], store: ParameterStore | None = None
