@@ -26,9 +26,10 @@ SCHEDULER = {"type": "WarmupLR", "params": {"warmup_max_lr": "5e-1", "warmup_num
     ],
 )
 def test_what_cannot_be_made_is_refused_before_a_process_group_is_there(config, message):
+    before = torch.distributed.is_initialized()  # an earlier test of this process may have made the default group
     with pytest.raises(ConfigError, match=message):
         polyscale.initialize(nn.Linear(2, 2), config={**CPU, **config})
-    assert not torch.distributed.is_initialized()
+    assert torch.distributed.is_initialized() == before
 
 
 def test_a_configured_schedule_drives_an_optimizer_that_is_passed():
