@@ -3,24 +3,28 @@
 #
 #   make demo                                   trains a small GPT-2 and goes on from its checkpoint
 #   make demo DEMO_NPROC=4                      on four ranks
-#   make test PYTEST_ARGS="-k checkpoint -x"    what pytest is given in addition
+#   make test PYTEST_ARGS="-k checkpoint -x"    what pytest is given in addition ("-n 0": one process, for a debugger)
+#   make test WORKERS=4                         in four processes, each of which starts ranks of its own
 #   make venv TORCH="torch==2.11.0"             another torch; pip's own variables (PIP_INDEX_URL, ...) pass through
 
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
-export DEMO_NPROC DEMO_ACCELERATOR
+WORKERS ?= 2
+# What is compiled is kept with the virtual environment, not in the user's cache folder.
+POLYSCALE_CACHE ?= $(abspath $(VENV))/cache
+export DEMO_NPROC DEMO_ACCELERATOR POLYSCALE_CACHE
 
 BIN := $(VENV)/bin
-MEMBERS := core $(wildcard accelerators/* plugins/*) entrypoints .
-TESTS := $(wildcard core/tests accelerators/*/tests plugins/*/tests entrypoints/tests tests)
+MEMBERS := core $(wildcard accelerators/* plugins/*) $(patsubst %/pyproject.toml,%,$(wildcard csrc/*/pyproject.toml)) entrypoints .
+TESTS := $(wildcard core/tests accelerators/*/tests plugins/*/tests csrc/*/tests entrypoints/tests tests)
 PACKAGES := $(filter-out %/tests,$(patsubst %/__init__.py,%,$(wildcard $(addsuffix /*/__init__.py,$(filter-out .,$(MEMBERS))))))
-# One thread per process: a test and its ranks share the cores.
-PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest --durations=10 $(PYTEST_ARGS)
+# One thread per process: tests and their ranks share the cores. A file is one process's: its tests share ranks and builds.
+PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=10 $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test verify test-long lint format types wheels gpu-wheels gpu-check clean
+.PHONY: help venv kernels demo test verify test-long lint format types wheels gpu-wheels gpu-check clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## */\1|/p' Makefile | while IFS='|' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
@@ -28,6 +32,9 @@ help: ## this list
 venv: ## the virtual environment; done by every target that needs it
 	@command -v $(PYTHON) >/dev/null 2>&1 || { echo "Error: $(PYTHON) is not there. Install Python 3.10 or newer (Debian: apt-get install python3-venv), or name one with PYTHON=." >&2; exit 2; }
 	@$(PYTHON) tools/setup_venv.py "$(VENV)" --torch "$(TORCH)"
+
+kernels: venv ## compile the kernels for this machine ahead of their first use
+	@$(BIN)/scale build --all
 
 demo: venv ## train a small GPT-2 on this machine, save it, load it elsewhere, go on (DEMO_NPROC, DEMO_ACCELERATOR)
 	@$(BIN)/python tools/demo.py

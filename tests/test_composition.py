@@ -67,6 +67,7 @@ def _config(stage, clip, **extra):
         "train_micro_batch_size_per_gpu": MICRO,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1}},
         "zero_optimization": {"stage": stage},
+        "backends": {"data_parallel": "ddp" if stage == 0 else "fsdp2"},  # zero has tests of its own
         "gradient_clipping": clip,
         **extra,
     }

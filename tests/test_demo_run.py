@@ -49,6 +49,7 @@ def demo(*arguments, timeout=240, **environ):
     )
 
 
+@pytest.mark.long
 def test_short_run_writes_what_it_promises_and_says_nothing_else(tmp_path):
     (tmp_path / "checkpoint").mkdir()  # of an earlier run, which is replaced
     done = demo(*SHORT, "--out", str(tmp_path))

@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 
 from polyscale.testing import ranks
+from polyscale_sim.accelerator import SimAccelerator
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = sorted([README, *(ROOT / "docs").rglob("*.md")])
-# Its commands need its plugins: test_docs_plugins.py runs them.
-ELSEWHERE = ("adding-a-plugin.md",)
+# Their commands need their plugins: test_docs_plugins.py, test_docs_kernels.py and test_third_party.py run them, and
+# their Python.
+ELSEWHERE = (
+    "docs/adding-a-plugin.md", "docs/kernels.md", "docs/vendors.md", "docs/examples/third-party-accelerator/README.md",
+)  # fmt: skip
 SLOW = ("python", "torchrun")
 
 
@@ -33,7 +37,7 @@ def _commands(page):
 
 
 def _all_commands():
-    return [(page, line) for page in PAGES if page.name not in ELSEWHERE for line in _commands(page)]
+    return [(page, line) for page in PAGES if str(page.relative_to(ROOT)) not in ELSEWHERE for line in _commands(page)]
 
 
 def _members():
@@ -91,7 +95,8 @@ def test_every_make_target_exists():
 def test_pip_lines_name_distributions_of_this_tree():
     members = _members()
     lines = [shlex.split(line) for _, line in _all_commands() if line.startswith("pip ")]
-    assert any(words[1] == "uninstall" and set(members) <= set(words) for words in lines), "one removes everything"
+    removed = {word for words in lines if words[1] == "uninstall" for word in words[2:]}
+    assert set(members) <= removed, "they remove everything"
     for words in lines:
         named = [word for word in words[2:] if not word.startswith("-") and word != "dist"]
         assert named
@@ -189,6 +194,14 @@ def test_the_python_of_the_configuration_and_hooks_manuals(tmp_path):
     ranks(2).run(run_blocks, _blocks(hooks, "python"), str(tmp_path))  # they define, and are checked elsewhere
 
 
+def test_the_python_of_the_page_of_the_simulated_device(tmp_path):
+    if why := SimAccelerator().why_unavailable():
+        pytest.skip(why)
+    ranks(1, accelerator="sim").run(run_blocks, _blocks(ROOT / "docs" / "sim.md", "python"), str(tmp_path))
+
+
 def test_no_page_has_python_that_nothing_runs():
     with_python = {page.name for page in PAGES if _blocks(page, "python")}
-    assert with_python == {"README.md", "training.md", "configuration.md", "hooks.md", "adding-a-plugin.md"}
+    # test_memory_formulas.py runs that of memory.md
+    described = "README training configuration hooks adding-a-plugin kernels vendors sim memory"
+    assert with_python == {f"{name}.md" for name in described.split()}

@@ -84,7 +84,6 @@ def test_the_table_of_accelerators():
         ("the `tensor_parallel` section", {"tensor_parallel": {"autotp_size": 2}}),
         ("profiler", {"flops_profiler": {"enabled": True}}),
         ("autotuning", {"autotuning": {"enabled": True}}),
-        ("LAMB", {"optimizer": {"type": "Lamb"}}),
         ("1-bit optimizers", {"optimizer": {"type": "OneBitAdam"}}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -169,7 +168,8 @@ def test_the_reason_for_one_manager_per_plugin_stands():
 
 
 def test_every_environment_variable_of_the_manual_is_read():
-    named = {_code(row[0])[0] for row in _rows("docs/training.md", "| variable | meaning |")}
+    manuals = (("training", "| variable | meaning |"), ("sim", "| variable | meaning | default |"))
+    named = {_code(row[0])[0] for page, head in manuals for row in _rows(f"docs/{page}.md", head)}
     sources = [*ROOT.glob("*/*/env.py"), *ROOT.glob("*/*/*/env.py")]
     constants = {
         node.value

@@ -12,6 +12,7 @@ CONFIG = {
     "gradient_accumulation_steps": 2,
     "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
 }
+FSDP2 = {"backends": {"data_parallel": "fsdp2"}}
 
 
 @pytest.fixture(params=[0, 2])
@@ -151,7 +152,7 @@ class _Scaled(torch.optim.Optimizer):
 def test_a_callable_optimizer_and_schedule():
     with polyscale.initialize(
         nn.Linear(2, 1),
-        config={"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}},
+        config={"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, **FSDP2},
         optimizer=lambda parameters: _Scaled(parameters, lr=0.01),
         lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5),
     ) as engine:
@@ -167,7 +168,7 @@ def test_an_optimizer_that_cannot_update_shards():
     with polyscale.initialize(nn.Linear(2, 1), config=config) as engine:
         engine.backward(engine(torch.ones(1, 2)).sum())
         assert engine.step()
-    engine = polyscale.initialize(nn.Linear(2, 1), config={**config, "zero_optimization": {"stage": 2}})
+    engine = polyscale.initialize(nn.Linear(2, 1), config={**config, **FSDP2, "zero_optimization": {"stage": 2}})
     engine.backward(engine(torch.ones(1, 2)).sum())
     with pytest.raises(PolyscaleError) as error:
         engine.step()
@@ -188,7 +189,7 @@ class _Bypass(nn.Module):
 
 
 def test_a_unit_that_is_not_called_as_a_whole_is_explained():
-    config = {**CONFIG, "zero_optimization": {"stage": 3}}
+    config = {**CONFIG, **FSDP2, "zero_optimization": {"stage": 3}}
     engine = polyscale.initialize(_Bypass(), config=config)
     with pytest.raises(PolyscaleError) as error:
         engine(torch.ones(1, 2))
@@ -199,7 +200,7 @@ def test_a_unit_that_is_not_called_as_a_whole_is_explained():
 def test_a_model_belongs_to_one_engine():
     for stage in (0, 2):
         model = nn.Linear(2, 1)
-        config = {**CONFIG, "zero_optimization": {"stage": stage}}
+        config = {**CONFIG, **(FSDP2 if stage else {}), "zero_optimization": {"stage": stage}}
         engine = polyscale.initialize(model, config=config)
         with pytest.raises(PolyscaleError) as error:
             polyscale.initialize(model, config=config)

@@ -53,6 +53,7 @@ def validation(found):
     return [record["validation_loss"] for record in found if "validation_loss" in record]
 
 
+@pytest.mark.long
 def test_trains_under_python_and_goes_on_under_scale_run_on_two_ranks_at_another_stage(tmp_path, text):
     out, model = str(tmp_path / "run"), json.dumps(GPT2)
     shared = ["--text", *text, "--model", model, "--batch", "2", *SIZES, "--out", out]
@@ -68,6 +69,7 @@ def test_trains_under_python_and_goes_on_under_scale_run_on_two_ranks_at_another
     assert validation(together)[0] == pytest.approx(validation(alone)[-1], abs=1e-4)
 
 
+@pytest.mark.long
 def test_another_model_from_a_file_under_torchrun_with_a_configuration_of_ones_own(tmp_path, text):
     (tmp_path / "model.json").write_text(json.dumps(LLAMA))
     config = {
@@ -90,6 +92,7 @@ def test_another_model_from_a_file_under_torchrun_with_a_configuration_of_ones_o
     assert "sentence" in found[-1]
 
 
+@pytest.mark.long
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
     (tmp_path / "checkpoint").mkdir()
     done = run([str(SCRIPT)], "--out", str(tmp_path))

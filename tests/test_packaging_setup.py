@@ -65,7 +65,8 @@ def test_failed_installation_is_said_and_tried_again(tree):
 def test_every_member_is_developed_and_the_metapackage_comes_last():
     lines = (ROOT / "tests" / "dev.txt").read_text().splitlines()
     listed = [line.split()[1] for line in lines if line.startswith("-e ")]
-    members = [*ROOT.glob("accelerators/*/pyproject.toml"), *ROOT.glob("plugins/*/pyproject.toml")]
+    folders = ("accelerators", "plugins", "csrc")
+    members = [path for folder in folders for path in ROOT.glob(f"{folder}/*/pyproject.toml")]
     wanted = {f"./{path.parent.relative_to(ROOT)}" for path in members} | {"./core", "./entrypoints", "."}
     assert set(listed) == wanted
     assert listed[-1] == "."

@@ -1,17 +1,11 @@
-"""Wheels of every member: built from the tree, complete, honest about what they import, and enough by themselves.
-
-The clean environments see the third-party packages of the environment that runs the tests, through a folder of links,
-and nothing of the tree: a member that was not installed from its wheel is not there.
-"""
+"""Wheels of every member: built from the tree, complete, honest about what they import, and enough by themselves."""
 
 import ast
 import email
 import os
 import re
-import site
 import subprocess
 import sys
-import sysconfig
 import textwrap
 import zipfile
 from importlib import metadata
@@ -19,6 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from polyscale.testing.kernel_modules import find_compiler
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -28,7 +24,13 @@ else:
 ROOT = Path(__file__).resolve().parent.parent
 MEMBERS = sorted(
     path.parent
-    for pattern in ("pyproject.toml", "*/pyproject.toml", "accelerators/*/pyproject.toml", "plugins/*/pyproject.toml")
+    for pattern in (
+        "pyproject.toml",
+        "*/pyproject.toml",
+        "accelerators/*/pyproject.toml",
+        "plugins/*/pyproject.toml",
+        "csrc/*/pyproject.toml",
+    )
     for path in ROOT.glob(pattern)
 )
 TRAIN = """
@@ -76,31 +78,25 @@ def required(requirements):
     return {canonical(re.match(r"[\w.-]+", text).group()) for text in requirements}
 
 
-@pytest.fixture(scope="module")
-def dist(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
-    command += ["--disable-pip-version-check", "-w", str(folder)]
-    subprocess.run([*command, *map(str, MEMBERS)], check=True, cwd=ROOT, timeout=120)
-    return folder
-
-
 def wheel_of(dist, member):
     name = project(member)["project"]["name"].replace("-", "_")
     return next(dist.glob(f"{name}-[0-9]*.whl"))
 
 
-def test_every_member_becomes_a_pure_wheel_with_all_its_modules(dist):
+def test_every_member_becomes_a_wheel_with_all_its_modules(dist):
     names = {canonical(path.name.split("-")[0]) for path in dist.iterdir()}
     assert names == {project(member)["project"]["name"] for member in MEMBERS}
     for member in MEMBERS:
         wheel = wheel_of(dist, member)
-        assert wheel.name.endswith("-py3-none-any.whl")
+        pure = wheel.name.endswith("-py3-none-any.whl")
+        assert pure or member.parent.name == "csrc", "only kernels are compiled"
         package = member / module(member)
         wanted = {str(path.relative_to(member)) for path in package.rglob("*.py")}
         with zipfile.ZipFile(wheel) as archive:
             files = {name for name in archive.namelist() if ".dist-info/" not in name}
         assert {name for name in files if name.endswith(".py")} == wanted
+        records = {str(path.relative_to(member)) for path in package.glob("verified.json")}
+        assert {name for name in files if name.endswith("verified.json")} == records
         assert all(name.startswith(f"{module(member)}/") for name in files)
 
 
@@ -178,75 +174,84 @@ def test_undeclared_imports_are_found():
     assert imported(ast.parse(textwrap.dedent(source))) == {"__future__", "typing", "numpy", "safetensors"}
 
 
-@pytest.fixture(scope="module")
-def third_party(tmp_path_factory):
-    """A folder of links to all that is installed here, but for polyscale."""
-    folder = tmp_path_factory.mktemp("third-party")
-    for place in dict.fromkeys([*site.getsitepackages(), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]):
-        for entry in Path(place).iterdir() if Path(place).is_dir() else ():
-            ours = entry.name.startswith(("polyscale", "__editable__", "_polyscale"))
-            if not (ours or entry.suffix == ".pth" or (folder / entry.name).exists()):
-                (folder / entry.name).symlink_to(entry)
-    return folder
-
-
-def pip_install(python, dist, *names):
-    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-index"]
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("PIP_")}
-    environ |= {"PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore"}
-    subprocess.run([*command, "--find-links", str(dist), *names], check=True, timeout=120, env=environ)
-
-
-def clean_environment(folder, third_party, dist, *names):
-    """Install ``names`` from ``dist`` alone; returns the interpreter and what was installed."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=60)
-    python = folder / "bin" / "python"
-    packages = Path(
-        subprocess.run(
-            [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-            check=True, capture_output=True, text=True,
-        ).stdout.strip()
-    )  # fmt: skip
-    (packages / "third_party.pth").write_text(f"{third_party}\n")
-    pip_install(python, dist, *names)
-    return python, {path.name.split("-")[0] for path in packages.glob("polyscale*.dist-info")}
-
-
-def train(python, folder, *accelerators):
-    script = folder / "train.py"
+def train(environment, *accelerators):
+    script = environment.folder / "train.py"
     script.write_text(TRAIN)
-    environ = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "POLYSCALE"))}
-    done = subprocess.run(
-        [python, str(script), str(ROOT), *accelerators],
-        cwd=folder, capture_output=True, text=True, timeout=120, env={**environ, "OMP_NUM_THREADS": "1"}, check=False,
-    )  # fmt: skip
+    done = environment.run(environment.python, script, ROOT, *accelerators)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
-BASE = {"polyscale_core", "polyscale_backend_cpu", "polyscale_standard", "polyscale_cli"}
+BASE = {"polyscale_core", "polyscale_backend_cpu", "polyscale_cpu_ops", "polyscale_standard", "polyscale_cli"}
 
 
-def test_core_and_the_cpu_backend_train(dist, third_party, tmp_path):
-    python, found = clean_environment(tmp_path / "venv", third_party, dist, "polyscale-core", "polyscale-backend-cpu")
-    assert found == BASE
-    assert train(python, tmp_path, "cpu", "auto") == ["trained on cpu", "trained on auto"]
+def test_core_and_the_cpu_backend_train(clean_environment, tmp_path):
+    environment = clean_environment(tmp_path / "venv", "polyscale-core", "polyscale-backend-cpu")
+    assert environment.packages == BASE
+    assert train(environment, "cpu", "auto") == ["trained on cpu", "trained on auto"]
     for command in ("scale", "scale-report", "polyscale"):
-        assert (python.parent / command).exists()
+        assert (environment.python.parent / command).exists()
     # A backend that is not there: the line in the error installs it.
-    (refusal,) = train(python, tmp_path, "cuda")
+    (refusal,) = train(environment, "cuda")
     assert refusal.startswith("PluginError No accelerator 'cuda'")
     (line,) = re.findall(r"pip install [\w-]+", refusal)
-    pip_install(python, dist, line.split()[-1])
-    (refusal,) = train(python, tmp_path, "cuda")
+    environment.install(line.split()[-1])
+    (refusal,) = train(environment, "cuda")
     assert "No accelerator" not in refusal and "cuda" in refusal
 
 
+@pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
-def test_core_and_the_cuda_backend_without_a_device_say_so_and_train_on_the_cpu_when_asked(dist, third_party, tmp_path):
-    python, found = clean_environment(tmp_path / "venv", third_party, dist, "polyscale-core", "polyscale-backend-cuda")
-    assert found == {*BASE, "polyscale_backend_cuda"}
-    refusal, trained = train(python, tmp_path, "cuda", "cpu")
+def test_core_and_the_cuda_backend_without_a_device_say_so_and_train_on_the_cpu_when_asked(clean_environment, tmp_path):
+    environment = clean_environment(tmp_path / "venv", "polyscale-core", "polyscale-backend-cuda")
+    assert environment.packages == {*BASE, "polyscale_backend_cuda", "polyscale_cuda_ops"}
+    refusal, trained = train(environment, "cuda", "cpu")
     assert refusal.startswith("PluginError")
     assert "'cuda' cannot be used here" in refusal
     assert trained == "trained on cpu"
+
+
+USE_A_KERNEL = """
+import sys, torch
+from polyscale.ops import modules, status, use
+
+(module,) = [module for module in modules() if module.name == "cpu_ops"]
+assert not str(module.folder).startswith(sys.argv[1]), module.folder
+print(status(module).state, status(module).path.parent.name)
+x = torch.zeros(1000)
+use("fill_", "cpu")(x, 2.5)
+assert torch.equal(x, torch.full((1000,), 2.5))
+print(torch._C._dispatch_has_kernel_for_dispatch_key("polyscale::fill_", "CPU"))
+"""
+
+
+def test_the_wheel_of_kernels_needs_no_compiler(clean_environment, dist, tmp_path):
+    find_compiler()
+    (wheel,) = dist.glob("polyscale_cpu_ops-*.whl")
+    assert not wheel.name.endswith("-none-any.whl")
+    environment = clean_environment(tmp_path / "venv", "polyscale-cpu-ops")
+    done = environment.run(
+        environment.python, "-c", USE_A_KERNEL, ROOT, PATH="", CXX="", POLYSCALE_CACHE=str(tmp_path / "cache")
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["prebuilt prebuilt", "True"]
+    assert done.stderr == "" and not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "options", "said"),
+    [
+        ({"PATH": "", "CXX": ""}, [], "there is no C++ compiler"),
+        ({}, ["-C", "prebuilt=no"], ""),
+    ],
+    ids=["no compiler", "not wanted"],
+)
+def test_a_wheel_of_kernels_without_a_compiler_is_pure_and_says_so(tmp_path, variables, options, said):
+    command = [sys.executable, "-m", "pip", "-v", "wheel", "--no-deps", "--no-build-isolation", "--no-index", *options]
+    done = subprocess.run(
+        [*command, "-w", tmp_path, ROOT / "csrc" / "cpu_ops"],
+        env={**os.environ, **variables}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [path.name.split("-", 2)[2] for path in tmp_path.iterdir()] == ["py3-none-any.whl"]
+    assert said in done.stdout + done.stderr

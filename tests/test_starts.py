@@ -37,6 +37,7 @@ def _same(one, other):
         assert torch.equal(value, other[name]), name
 
 
+@pytest.mark.long
 def test_starts_do_not_depend_on_world_size_or_stage():
     reference = {start: _weights(start, 0) for start in ("eager", "deferred", "meta")}
     _same(reference["deferred"], reference["eager"])

@@ -4,8 +4,8 @@ import pytest
 from torch import nn
 
 import polyscale
+from polyscale.parameters.units import choose_units
 from polyscale.testing import tiny_gpt2
-from polyscale_standard.fsdp2.units import choose_units
 
 
 def _block():
@@ -49,6 +49,7 @@ def test_units_by_class_name():
     assert len(choose_units(model, ["GPT2MLP"])) == len(model.transformer.h)
     with pytest.raises(polyscale.ConfigError, match="GPT2Block"):
         choose_units(model, ["GPT2Blok"])
-    config = {"zero_optimization": {"stage": 3}, "backends": {"options": {"fsdp2": {"unit_class": ["GPT2Block"]}}}}
-    with pytest.raises(polyscale.ConfigError, match="unit_classes"):
-        polyscale.initialize(model, config=config)
+    for name in ("fsdp2", "zero"):
+        backends = {"data_parallel": name, "options": {name: {"unit_class": ["GPT2Block"]}}}
+        with pytest.raises(polyscale.ConfigError, match="unit_classes"):
+            polyscale.initialize(model, config={"zero_optimization": {"stage": 3}, "backends": backends})

@@ -12,8 +12,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 _VENDOR_WORDS = """
-    cuda nvidia nvcc nvml nvtx cudnn cublas cufile hip hipcc rocm amd habana gaudi hpu intel xpu oneapi ipex ascend npu
-    cann huawei sdaa tecorigin musa mthreads mlu cambricon mps tpu xla neuron
+    cuda nvidia nvcc nvml nvtx cudnn cublas cufile hip hipcc rocm rocr amd amdgpu kfd habana habanalabs gaudi synapse
+    hpu intel xpu oneapi icpx sycl ipex ascend npu cann bisheng ccec davinci huawei sdaa tecorigin tecocc tecoai musa
+    mthreads mlu cambricon mps tpu xla neuron
 """
 VENDORS = frozenset(_VENDOR_WORDS.split())
 # Words that configuration files, or torch itself, spell so: (file below the root, word) -> why.
@@ -21,9 +22,15 @@ ALLOWED: dict[tuple[str, str], str] = {}
 
 
 def members():
-    """Folders of Python code that is for everyone: core, the command line, and each member without a vendor."""
-    found = [ROOT / "core/polyscale", ROOT / "entrypoints/polyscale_cli"]
-    for project in sorted([*ROOT.glob("accelerators/*/pyproject.toml"), *ROOT.glob("plugins/*/pyproject.toml")]):
+    """Folders of Python code that is for everyone: core, the command line, examples, each member without a vendor."""
+    found = [ROOT / "core/polyscale", ROOT / "entrypoints/polyscale_cli", ROOT / "docs/examples"]
+    for project in sorted(
+        [
+            *ROOT.glob("accelerators/*/pyproject.toml"),
+            *ROOT.glob("plugins/*/pyproject.toml"),
+            *ROOT.glob("csrc/*/pyproject.toml"),
+        ]
+    ):
         if vendor(project.read_text()) is None:
             found += [folder for folder in sorted(project.parent.glob("polyscale_*")) if folder.is_dir()]
     return found
@@ -102,6 +109,10 @@ def test_every_exception_is_still_needed():
         ("x = f'{y} on NVIDIA'", "nvidia"),
         ("x = {'CUDA_VISIBLE_DEVICES': 1}", "cuda"),
         ("global sdaa_state", "sdaa"),
+        ("compiler = 'icpx'", "icpx"),
+        ("run(['bisheng'])", "bisheng"),
+        ("path = '/dev/davinci0'", "davinci"),
+        ("synapse_version = 1", "synapse"),
     ],
 )
 def test_the_check_finds_names_in_code(source, word):
@@ -115,5 +126,6 @@ def test_the_check_leaves_prose_and_other_words_alone():
 
 def test_members_without_a_vendor_are_read_and_vendors_are_not():
     names = [folder.name for folder in members()]
-    assert {"polyscale", "polyscale_cli", "polyscale_cpu", "polyscale_standard"} <= set(names)
-    assert "polyscale_cuda" not in names
+    everyone = {"polyscale", "polyscale_cli", "polyscale_cpu", "polyscale_standard", "polyscale_sim", "examples"}
+    assert everyone <= set(names)
+    assert not {f"polyscale_{name}" for name in ("cuda", "rocm", "hpu", "xpu", "npu", "sdaa", "cuda_ops")} & set(names)

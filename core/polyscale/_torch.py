@@ -37,6 +37,28 @@ def tree_leaves(tree: Any) -> list[Any]:
     return list(_pytree.tree_leaves(tree))
 
 
+def innermost(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The dense tensors that hold the elements of ``tensor``, which may wrap others, at any depth: a DTensor's local
+    one, the one that a collective still writes into (not waited for), values and indices of a sparse or nested one.
+    """
+    import torch
+
+    if tensor.layout == torch.sparse_coo:
+        inside = [tensor._indices(), tensor._values()]
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        inside = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        inside = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    elif hasattr(tensor, "__tensor_flatten__"):
+        attributes = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        inside = [each for each in attributes if isinstance(each, torch.Tensor)]  # a DTensor names its mesh, too
+    else:
+        yield tensor
+        return
+    for each in inside:
+        yield from innermost(each)
+
+
 def hook_gradient(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
     """Call ``hook`` with the gradient of ``tensor`` in backward; the graph holds it as long as it lives."""
     return tensor.register_hook(hook)  # type: ignore[no-untyped-call]
@@ -175,21 +197,70 @@ def _release_reductions(unit: Any) -> None:
 
 
 def fsdp_reset_after_error(module: nn.Module) -> None:
-    """Bring FSDP2 back to its idle state after an exception in forward or backward, gradients dropped."""
+    """Bring FSDP2 back to its idle state after an exception in forward or backward, gradients dropped.
+
+    Memory runs out in the middle of anything, so parts are undone whatever the unit says of itself: one that was
+    gathered by half still counts as sharded, and the first forward may have ended while it made the units ready.
+    """
+    units = fsdp_units(module)
     for child in _fsdp_modules(module):
         state = child._get_fsdp_state()
         state._state_ctx.iter_forward_root = None
         state._state_ctx.post_backward_final_callback_queued = False
         state._training_state = type(state._training_state).IDLE
         getattr(state, "_modules_to_run_forward", set()).clear()
-    for unit in fsdp_units(module):
+    for unit in units:
         unit._training_state = type(unit._training_state).IDLE
         fsdp_drop_gradients(unit)
-        if hasattr(unit, "comm_ctx"):
+        unit._partial_reduce_output = None
+        if hasattr(unit.comm_ctx, "all_gather_stream"):
             unit.finalize_backward()
             unit.comm_ctx.post_forward_order.clear()
+            unit.comm_ctx.all_gather_state = None
             _release_reductions(unit)
     fsdp_reshard(module)
+    for unit in units:
+        for inner in unit.fsdp_params:
+            inner.free_unsharded_param()
+    if not all(unit._reset_sharded_params for unit in units):
+        _fsdp_begin_anew(module)
+
+
+def _fsdp_begin_anew(module: nn.Module) -> None:
+    """Let the next forward make FSDP2's units ready, as the first one does."""
+    for child in _fsdp_modules(module):
+        state = child._get_fsdp_state()
+        state._is_root = None
+        state._state_ctx.all_states.clear()
+    for unit in fsdp_units(module):
+        unit._module_fqn = None
+
+
+def fsdp_memory(module: nn.Module, name: Callable[[nn.Parameter], str]) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """(kind, name, tensor) of all that FSDP2 holds at this moment beside shards and their gradients.
+
+    Args:
+        module: the root.
+        name: the name of a sharded parameter.
+    """
+    for unit in fsdp_units(module):
+        label = next((f"unit of {name(inner.sharded_param)}" for inner in unit.fsdp_params), "empty unit")
+        for inner in unit.fsdp_params:
+            fqn = name(inner.sharded_param)
+            yield from (("gathered parameters", fqn, tensor) for tensor in inner.all_gather_outputs)
+            unsharded = getattr(inner, "_unsharded_param", None)
+            for gradient in (inner.unsharded_accumulated_grad, None if unsharded is None else unsharded.grad):
+                if gradient is not None:
+                    yield "gradients before reduction", fqn, gradient
+        if unit._all_gather_result is not None:
+            yield "buffers of collectives", f"all_gather of the {label}", unit._all_gather_result[0]
+    for context in {id(unit.comm_ctx): unit.comm_ctx for unit in fsdp_units(module)}.values():
+        gathering = getattr(context, "all_gather_state", None)
+        if gathering is not None:
+            yield "buffers of collectives", "the last all_gather", gathering[0][0]
+        reductions = getattr(context, "reduce_scatter_states", None) or [getattr(context, "reduce_scatter_state", None)]
+        for reduction in filter(None, reductions):
+            yield "buffers of collectives", "the last reduce_scatter", reduction[0]
 
 
 def fsdp_reshard(module: nn.Module) -> None:
@@ -252,6 +323,20 @@ def foreach(operation: str) -> Any:
     import torch
 
     return getattr(torch, f"_foreach_{operation}")
+
+
+def makes_states(error: BaseException, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether ``error`` was raised while ``optimizer`` made states for its parameters, before it computed anything.
+
+    torch's optimizers do that in a method of one name; there is no public sign of it.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if frame.f_code.co_name == "_init_group" and frame.f_locals.get("self") is optimizer:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def privateuse1_owner() -> str | None:
@@ -345,3 +430,14 @@ def forget_meshes() -> None:
 def version(tensor: torch.Tensor) -> int:
     """How many in-place operators autograd has counted on a tensor and its views; -1 where it does not count."""
     return -1 if tensor.is_inference() else int(tensor._version)
+
+
+def dispatch_key(device_type: str) -> str:
+    """Name of the dispatch key under which kernels for tensors of ``device_type`` are registered.
+
+    Raises:
+        RuntimeError: torch knows no such device type.
+    """
+    import torch
+
+    return str(torch._C._dispatch_key_for_device(device_type))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 ACCELERATOR = "POLYSCALE_ACCELERATOR"
 TIMEOUT = "POLYSCALE_TIMEOUT"
 HEARTBEAT = "POLYSCALE_HEARTBEAT"
+CACHE = "POLYSCALE_CACHE"
 DEFAULT_TIMEOUT_S = 600.0
 DEFAULT_HEARTBEAT_S = 60.0
 
@@ -88,3 +90,36 @@ def _positive(name: str, default: float) -> float:
 def device_mask(variable: str) -> str | None:
     """Value of an accelerator's ``visible_devices_variable``; None where it has none or it is not set."""
     return os.environ.get(variable) if variable else None
+
+
+def cache_folder() -> Path:
+    """Folder of what can be made again, such as built kernels: ``POLYSCALE_CACHE``, else the user's cache folder."""
+    named = os.environ.get(CACHE)
+    if named:
+        return Path(named).expanduser().absolute()
+    import platformdirs
+
+    return platformdirs.user_cache_path("polyscale", appauthor=False)
+
+
+def compiler() -> str | None:
+    """The C++ compiler named by ``CXX``."""
+    return os.environ.get("CXX") or None
+
+
+def compiler_environment(temporary: Path) -> dict[str, str]:
+    """The environment of compilers: messages in English, temporary files in ``temporary``."""
+    folder = str(temporary)
+    return {**os.environ, "LC_ALL": "C", "TMPDIR": folder, "TMP": folder, "TEMP": folder}
+
+
+def compiler_search() -> list[str]:
+    """Variables by which compilers find headers and libraries, as "NAME=value"; those that are set."""
+    names = ("CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH")
+    return [f"{name}={os.environ[name]}" for name in names if os.environ.get(name)]
+
+
+def autoload_off() -> str | None:
+    """Value that keeps torch from loading out-of-tree backends (``TORCH_DEVICE_BACKEND_AUTOLOAD``); None: it loads."""
+    value = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1")
+    return None if value == "1" else value

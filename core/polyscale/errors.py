@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyscale.engine.holders import MemoryReport
 
 
 class PolyscaleError(Exception):
@@ -53,8 +56,26 @@ class CheckpointError(PolyscaleError):
     """A checkpoint cannot be written, read, or does not belong to this model."""
 
 
+class OutOfMemoryError(PolyscaleError):
+    """A device, or the host, has not enough memory left. What an engine raises is a ``torch.OutOfMemoryError`` too.
+
+    Attributes:
+        report: what was asked for, what is in use and by what, in bytes; None where nothing was measured.
+    """
+
+    report: MemoryReport | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As for every error, and what was measured."""
+        return (*super().__reduce__(), {"report": self.report})
+
+
 class RankError(PolyscaleError):
     """Ranks disagree, or a rank is missing, failed, or did not come in time."""
+
+
+class BuildError(PolyscaleError):
+    """A kernel module cannot be built or loaded; where an op has a reference, that runs instead."""
 
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:

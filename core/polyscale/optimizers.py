@@ -1,4 +1,4 @@
-"""What core itself knows about optimizers: their granularity, and how parameters fall into groups.
+"""What core itself knows about optimizers: their granularity, who must be refused, how parameters fall into groups.
 
 Notable: a class is taken as elementwise only when it is exactly one of torch's, or says so by an attribute
 ``granularity``: a subclass may look at whole parameters in its ``step``. A group pattern that matches nothing is an
@@ -35,6 +35,14 @@ _ELEMENTWISE = (
     "Rprop",
     "SGD",
 )
+
+_WHOLE = {"adafactor": "it factors second moments by the rows and columns of whole matrices"}
+
+WAYS_OUT = (
+    f"Use one that works element by element (Lion, {', '.join(_ELEMENTWISE)}), LAMB, Muon, or "
+    "zero_optimization.stage 0; a class of your own that updates every element by itself says granularity = 'element'"
+)
+"""What to do about an optimizer that cannot work on parts of tensors."""
 
 _REFUSED = {
     "LBFGS": (
@@ -74,6 +82,33 @@ def granularity_of(optimizer: torch.optim.Optimizer | type[torch.optim.Optimizer
         why, fix = _REFUSED[refused]
         raise UnsupportedError(f"Optimizer torch.optim.{refused}", why=why, fix=fix)
     return "element" if _of_torch(cls) and cls.__name__ in _ELEMENTWISE else "tensor"
+
+
+def refuse_flat(optimizer: object, granularity: Granularity, *, name: str = "") -> None:
+    """Refuse an optimizer that looks at whole tensors where it would be given 1-D ranges of them.
+
+    The engine calls it, before an optimizer is built or changed, where ``store.flat`` is set; a data-parallel plugin
+    may call it too, in ``attach``.
+
+    Args:
+        optimizer: the optimizer, its class, or the factory that will make it.
+        granularity: of the optimizer.
+        name: what to call it; "": the name of its class.
+
+    Raises:
+        UnsupportedError: the granularity is "tensor".
+    """
+    if granularity != "tensor":
+        return
+    cls = optimizer if isinstance(optimizer, type) else type(optimizer)
+    name = name or cls.__name__
+    unknown = "nothing says that it updates every element by itself, so it may use norms or shapes of whole tensors"
+    declared = "it says that it needs whole tensors" if getattr(cls, "granularity", None) == "tensor" else unknown
+    raise UnsupportedError(
+        f"Optimizer {name} over flat shards",
+        why=f"{_WHOLE.get(name.lower(), declared)}; of a 1-D range of each tensor it would compute another update",
+        fix=WAYS_OUT,
+    )
 
 
 def norm_parameters(modules: Iterable[tuple[str, nn.Module]]) -> set[str]:

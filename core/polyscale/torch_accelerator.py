@@ -8,11 +8,15 @@ Notable: it asks ``torch.get_device_module(device_type)``, which covers in-tree 
 from __future__ import annotations
 
 import warnings
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
-from polyscale import env
-from polyscale.errors import UnsupportedError
+from polyscale import env, sdk
+from polyscale.claims import keep_claim
+from polyscale.device_streams import ModuleEvent, ModuleStream
+from polyscale.device_streams import NoEvent as NoEvent
+from polyscale.device_streams import NoStream as NoStream
+from polyscale.discovery.quiet import describe
+from polyscale.errors import PluginError, UnsupportedError
 from polyscale.interfaces.accelerator import Capabilities, Event, Finding, MemoryUse, Stream, Toolchain
 
 if TYPE_CHECKING:
@@ -26,8 +30,11 @@ class TorchAccelerator:
 
     Attributes:
         modules: Python modules of the SDK; they must be installed, and ``activate`` imports them.
+        requires: distributions of the SDK and their versions ("acme-torch>=2.1"), judged before anything is imported.
         install: how to install what is missing, for ``why_unavailable``.
         private: whether the device is torch's PrivateUse1, of which a process has one.
+        own_streams: the device's module makes streams and events itself (``Stream``, ``Event``, ``stream``), rather
+            than torch (``torch.Stream``).
     """
 
     name: str
@@ -37,8 +44,10 @@ class TorchAccelerator:
     visible_devices_variable: str = ""
     capabilities: Capabilities = Capabilities(dtypes=frozenset({"fp32"}))
     modules: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
     install: str = ""
     private: bool = False
+    own_streams: bool = False
 
     # Availability. None of these registers a device or raises.
 
@@ -51,12 +60,16 @@ class TorchAccelerator:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch warns about old drivers; the reason is returned instead
+                if found := sdk.misfit(self.requires):
+                    return f"{found.why}. {found.fix}"
                 module = self._find_module()
                 if module is not None and module.is_available() and module.device_count() > 0:
                     return ""
+                if owner := self._other_owner():
+                    return f"torch has one slot for out-of-tree devices, and {owner!r} owns it in this process"
                 return self.absence() or self._general_absence(module)
-        except Exception as error:  # a half-installed SDK may raise anything
-            return f"asking torch for {self.device_type} devices failed: {type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:  # a half-installed SDK may raise anything, or exit
+            return f"asking torch for {self.device_type} devices failed: {describe(error)}"
 
     def absence(self) -> str:
         """Explain why no device can be used, where the vendor knows better than the general text; "" otherwise."""
@@ -66,17 +79,17 @@ class TorchAccelerator:
         """Import the SDK's modules, which register the device with torch.
 
         Raises:
-            UnsupportedError: a module is missing, or another device type owns PrivateUse1.
+            UnsupportedError: the SDK is missing, of the wrong version, or fails or exits when it is imported; or
+                another device type owns PrivateUse1.
         """
+        label = f"Accelerator {self.name!r}"
         self._check_private_owner()
-        from importlib import import_module
-
-        for module in self.modules:
-            try:
-                import_module(module)
-            except ImportError as error:
-                why = f"Importing {module} failed: {error}"
-                raise UnsupportedError(f"Accelerator {self.name!r}", why=why, fix=self.install) from error
+        if found := sdk.misfit(self.requires):
+            raise UnsupportedError(label, why=found.why, fix=found.fix)
+        try:
+            sdk.import_modules(label, self.modules, fix=self.install)
+        except PluginError as error:
+            raise UnsupportedError(error.given, why=error.why, fix=error.fix) from error
         self._check_private_owner()
 
     # Devices
@@ -118,15 +131,11 @@ class TorchAccelerator:
         """Bytes on the current device, as its allocator counts them.
 
         Raises:
-            UnsupportedError: the device does not count memory.
+            UnsupportedError: the device does not count memory, though it may declare that it does.
         """
         self._need(self.capabilities.memory_statistics, "Memory statistics")
-        return MemoryUse(
-            allocated=int(self._call("memory_allocated")),
-            reserved=int(self._call("memory_reserved")),
-            peak=int(self._call("max_memory_allocated")),
-            total=self._total_memory(),
-        )
+        self._module()
+        return keep_claim(self.name, "memory statistics", "asking for them", self._count_memory)
 
     def reset_peak_memory(self) -> None:
         """Start the peak anew (nothing to do where memory is not counted)."""
@@ -158,20 +167,17 @@ class TorchAccelerator:
 
     def new_stream(self) -> Stream:
         """A queue of work on the current device; one that does nothing where the device has no streams."""
-        import torch
-
         if not self.capabilities.streams:
             return NoStream()
-        stream: Any = torch.Stream(device=self.device())
-        return cast("Stream", stream)
+        self._module()
+        return keep_claim(self.name, "streams", "making a stream", self._make_stream)
 
     def new_event(self) -> Event:
         """A marker on the current device; one that does nothing where the device has no streams."""
-        import torch
-
         if not self.capabilities.streams:
             return NoEvent()
-        return cast("Event", torch.Event(device=self.device()))
+        self._module()
+        return keep_claim(self.name, "streams", "making an event", self._make_event)
 
     # The report
 
@@ -204,6 +210,29 @@ class TorchAccelerator:
         if module is None or not module.is_available():
             raise UnsupportedError(f"Accelerator {self.name!r}", why=self.why_unavailable())
         return module
+
+    def _count_memory(self) -> MemoryUse:
+        return MemoryUse(
+            allocated=int(self._call("memory_allocated")),
+            reserved=int(self._call("memory_reserved")),
+            peak=int(self._call("max_memory_allocated")),
+            total=self._total_memory(),
+        )
+
+    def _make_stream(self) -> Stream:
+        import torch
+
+        if self.own_streams:
+            return ModuleStream(self._module())
+        stream: Any = torch.Stream(device=self.device())
+        return cast("Stream", stream)
+
+    def _make_event(self) -> Event:
+        import torch
+
+        if self.own_streams:
+            return ModuleEvent(self._module())
+        return cast("Event", torch.Event(device=self.device()))
 
     def _call(self, function: str) -> Any:
         """Call ``function`` of the device's module, or of ``torch.accelerator`` where the module has none."""
@@ -241,13 +270,15 @@ class TorchAccelerator:
             fix=f"Start at most {count} ranks on this host" if count else "",
         )
 
-    def _check_private_owner(self) -> None:
-        if not self.private:
-            return
+    def _other_owner(self) -> str | None:
+        """The other device type that owns PrivateUse1, which this one needs; None: there is none."""
         from polyscale import _torch
 
-        owner = _torch.privateuse1_owner()
-        if owner not in (None, self.device_type):
+        owner = _torch.privateuse1_owner() if self.private else None
+        return None if owner == self.device_type else owner
+
+    def _check_private_owner(self) -> None:
+        if owner := self._other_owner():
             raise UnsupportedError(
                 f"Accelerator {self.name!r}",
                 why=f"Torch has one slot for out-of-tree devices, and {owner!r} owns it in this process",
@@ -257,39 +288,16 @@ class TorchAccelerator:
     def _general_absence(self, module: Any) -> str:
         import torch
 
-        missing = [name for name in self.modules if find_spec(name) is None]
         hint = f"; {self.install}" if self.install else ""
-        if missing:
+        if missing := sdk.missing_modules(self.modules):
             return f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed{hint}"
+        if module is None and self.modules:
+            off = env.autoload_off()
+            remedy = "import it first" if off is None else f"unset TORCH_DEVICE_BACKEND_AUTOLOAD={off!r}"
+            return f"{', '.join(self.modules)} is installed, but torch has not loaded it; {remedy}"
         if module is None:
             return f"this torch ({torch.__version__}) has no device type {self.device_type!r}{hint}"
         mask = env.device_mask(self.visible_devices_variable)
         if mask is not None:
             return f"torch sees no {self.device_type} device with {self.visible_devices_variable}={mask!r}{hint}"
         return f"torch ({torch.__version__}) sees no {self.device_type} device{hint}"
-
-
-class NoStream:
-    """The stream of a device that has none: work is done when its call returns."""
-
-    def __enter__(self) -> NoStream:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        return None
-
-    def synchronize(self) -> None:
-        """Return at once."""
-
-    def wait_stream(self, other: Any) -> None:
-        """Return at once."""
-
-
-class NoEvent:
-    """The event of a device that has no streams."""
-
-    def record(self, stream: Any = None) -> None:
-        """Return at once."""
-
-    def synchronize(self) -> None:
-        """Return at once."""

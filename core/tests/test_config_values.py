@@ -144,9 +144,9 @@ def test_max_grad_norm_points_to_gradient_clipping():
             load_config({"optimizer": optimizer})
 
 
-@pytest.mark.parametrize("name", ["Lamb", "OneBitAdam", "ZeroOneAdam", "OneBitLamb", "MuAdam", "MuAdamW", "MuSGD"])
+@pytest.mark.parametrize("name", ["OneBitAdam", "ZeroOneAdam", "OneBitLamb", "MuAdam", "MuAdamW", "MuSGD"])
 def test_an_optimizer_that_is_not_built_says_what_is_nearest(name):
-    with pytest.raises(NotBuiltError, match=rf"optimizer.type = '{name}'.*nearest that works: '(adam|adamw|sgd)'"):
+    with pytest.raises(NotBuiltError, match=rf"optimizer.type = '{name}'.*nearest that works: '(adam|adamw|lamb|sgd)'"):
         load_config({"optimizer": {"type": name}})
 
 

@@ -1,4 +1,4 @@
-"""Ranks that agree, fail and die. What they do is in control_ranks.py, which runs once for all tests."""
+"""Ranks that agree, fail and die. What they do is in control_ranks/, which runs once for all tests."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).with_name("control_ranks.py")
+PROGRAM = Path(__file__).with_name("control_ranks")
 
 
 class Ranks:
@@ -19,6 +19,7 @@ class Ranks:
         self.results = json.loads((folder / "results.json").read_text())
 
     def code(self, name, rank):
+        print(f"{name}, rank {rank}: {self.results[f'{name}.{rank}']}\n{self.errors(name, rank)}")  # shown on a failure
         return self.results[f"{name}.{rank}"][0]
 
     def codes(self, name):
@@ -40,7 +41,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, str(PROGRAM), str(folder)], check=True, env=environment, timeout=180)
+    subprocess.run([sys.executable, str(PROGRAM), str(folder)], check=True, env=environment, timeout=300)
     return Ranks(folder)
 
 
@@ -91,19 +92,17 @@ def test_a_run_without_failures_says_nothing_and_leaves_no_thread(ranks):
         assert ranks.said("calm", rank, "hook restored") == [True]
 
 
-@pytest.mark.parametrize(("name", "dead"), [("killed", 1), ("first_rank_killed", 0)])
+@pytest.mark.parametrize(("name", "dead"), [("killed", 1), ("first_rank_killed", 0), ("first_rank_killed_at_once", 0)])
 def test_a_killed_rank_ends_the_others_within_ten_seconds(ranks, name, dead):
     assert ranks.code(name, dead) == -signal.SIGKILL
-    if dead == 0 and ranks.code(name, 1) == "hung":
-        pytest.xfail("a known defect, seen in about one of ten runs: the store ended with rank 0 inside a request")
     assert ranks.code(name, 1 - dead) == 75
     assert ranks.results[f"{name}.{1 - dead}"][1] - ranks.results[f"{name}.{dead}"][1] < 10
     message = ranks.errors(name, 1 - dead)
     assert f"rank {dead} (pid " in message
     assert "was killed" in message
     assert "this rank was in forward (steps done: 0) at" in message
-    assert "control_ranks.py:" in message
-    assert f"in {name} (module __main__)" in message
+    assert "failing.py:" in message
+    assert f"in {name} (module failing)" in message
 
 
 def test_a_rank_in_a_collective_with_a_killed_one_names_it(ranks):
@@ -117,8 +116,8 @@ def test_a_failure_that_one_rank_catches_ends_the_others_with_who_where_and_what
     assert ranks.code("caught_on_one_rank", 0) == 75
     message = ranks.errors("caught_on_one_rank", 0)
     assert "raised ValueError: sizes do not match at" in message
-    assert "control_ranks.py" in message
-    assert "in fail (module __main__), while in forward, at encoder.block.2 (steps done: 0)" in message
+    assert "cases.py" in message
+    assert "in fail (module cases), while in forward, at encoder.block.2 (steps done: 0)" in message
     assert "this rank was in step" in message
     assert ranks.code("caught_on_one_rank", 1) != 0
 
@@ -136,7 +135,7 @@ def test_what_was_noted_last_is_told_by_the_rank_that_failed_and_by_the_one_that
     assert first == f"polyscale: rank 1 raised this {failed}:"
     assert "Traceback" in rest
     waiting = ranks.errors("uncaught_in_a_noted_collective", 0)
-    assert f"in fail (module __main__), {failed}" in waiting
+    assert f"in fail (module cases), {failed}" in waiting
     assert "this rank was in backward, at transformer.h.2 all_gather (steps done: 3) at" in waiting
 
 
@@ -169,7 +168,7 @@ def test_ranks_that_wait_for_one_another_in_different_places_end_with_all_places
         for other, phase in enumerate(("forward", "backward")):
             assert re.search(
                 rf"rank {other} has waited for \d+ s in {phase}, at layer.{other} all_gather \(steps done: 5\) at "
-                r"\S+control_ranks.py:\d+ in different_calls",
+                r"\S+waiting.py:\d+ in different_calls",
                 message,
             )
         assert "Make the same calls in the same order on every rank" in message
@@ -184,7 +183,7 @@ def test_a_timeout_of_a_collective_says_where_every_rank_is_and_what_to_do(ranks
         message = ranks.errors("different_calls_until_the_timeout", rank)
         assert f"RankError: rank {rank} waited for the others for 3 s {places[rank]}" in message
         assert f"rank {1 - rank} was last seen {places[1 - rank]} at " in message
-        assert "in different_calls_until_the_timeout (module __main__)" in message
+        assert "in different_calls_until_the_timeout (module waiting)" in message
         assert (
             "Make the same calls in the same order on every rank; where one is only slow, set POLYSCALE_TIMEOUT"
             in message
@@ -199,6 +198,7 @@ def test_a_timeout_of_a_collective_says_where_every_rank_is_and_what_to_do(ranks
         "first_rank_ends_first",
         "ends_the_group_itself",
         "holds_the_lock",
+        "first_rank_is_stopped_for_a_while",
     ],
 )
 def test_a_rank_is_not_ended_for_what_is_in_order(ranks, name):

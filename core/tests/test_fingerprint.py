@@ -1,6 +1,6 @@
 """Fingerprints: equal for equal models, and the first difference named with both values."""
 
-import time
+import sys
 
 import pytest
 import torch
@@ -57,12 +57,28 @@ def test_a_partitioned_start_differs_from_a_real_one_in_its_start_only():
     assert first_difference(deferred, real) == "the model's start: deferred against real"
 
 
-def test_thousands_of_parameters_are_cheap():
+def calls_of_a_fingerprint(layers):
     with torch.device("meta"):
-        model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(2500)))
-    start = time.process_time()
-    fingerprint(model)
-    assert time.process_time() - start < 1.0
+        model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(layers)))
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        fingerprint(model)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_the_work_grows_with_the_number_of_parameters_and_no_faster():
+    calls_of_a_fingerprint(1)  # what is imported or kept at the first use
+    few, many = calls_of_a_fingerprint(100), calls_of_a_fingerprint(400)
+    assert few < many < 4.1 * few
+    assert many < 100 * 800  # a parameter costs some calls, not a pass over the others
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"parameters": 3, "buffers": [], "start": "real"}', "[1]"])

@@ -112,7 +112,7 @@ def test_unknown_classes_count_as_tensor_and_may_declare_more():
     assert granularity_of(Subclass) == "tensor"
     assert granularity_of(torch.optim.Adafactor) == "tensor"
     assert granularity_of(Declared) == "matrix"
-    with pytest.raises(ConfigError, match="element, tensor, matrix"):
+    with pytest.raises(ConfigError, match="element, norm, matrix, tensor"):
         granularity_of(Wrong)
 
 

@@ -75,6 +75,10 @@ def reads(name):
     return os.environ.get(name)
 
 
+def device_of_tensors():
+    return torch.empty(1).device.type, dist.get_backend()
+
+
 def pids():
     return os.getpid()
 
@@ -228,6 +232,15 @@ def test_fresh_ranks_report_exit_codes_and_output(tmp_path):
     assert outcome.timed_out and outcome.returncode == -signal.SIGKILL and outcome.stdout == "given\n"
 
 
+def length(text):
+    print(len(text))
+
+
+def test_arguments_of_any_size_reach_a_process_of_its_own():
+    (outcome,) = ranks_once(1, length, "x" * 300_000)
+    assert outcome.stdout == "300000\n", outcome
+
+
 PARENT = """
 import os, sys
 from polyscale.testing import ranks
@@ -289,6 +302,7 @@ def test_public_names_are_frozen():
         "pool_reports",
         "ranks",
         "ranks_once",
+        "settled_memory",
         "tiny_gpt2",
     ]
 
@@ -323,3 +337,14 @@ def test_tiny_gpt2_is_small_and_trains_alike_each_time():
     assert losses[0] == losses[1] and 5 < losses[0] < 6
     assert 40_000 < sum(parameter.numel() for parameter in model.parameters()) < 60_000
     assert model.lm_head.weight is model.transformer.wte.weight
+
+
+def test_ranks_of_another_accelerator_are_other_processes():
+    assert ranks(1) is ranks(1, accelerator="cpu")
+    pool = ranks(1, accelerator="no-such-device")
+    assert pool is not ranks(1)
+    with pytest.raises(RanksFailed, match="activating the accelerator"):
+        pool.run(pids)
+    with pytest.raises(RanksFailed, match="no-such-device"):
+        pool.run(pids)
+    assert ranks(1).run(device_of_tensors) == [("cpu", "gloo")]

@@ -8,6 +8,7 @@ import typer
 
 import polyscale
 from polyscale_cli.commands import config as config_commands
+from polyscale_cli.commands import new as new_commands
 from polyscale_cli.commands.group import HELP, Commands
 from polyscale_cli.commands.report_options import ReportOptions
 
@@ -21,6 +22,7 @@ app = typer.Typer(
     context_settings=HELP,
 )
 app.add_typer(config_commands.app, name="config")
+app.add_typer(new_commands.app, name="new")
 
 
 def _show_version(asked: bool) -> None:
@@ -87,3 +89,33 @@ def run(
     from polyscale_cli.commands.run import run_ranks
 
     return run_ranks(target, arguments or [], module=module, nproc=nproc, log_dir=log_dir, dry_run=dry_run)
+
+
+@app.command(context_settings=HELP)
+def build(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="An op, or a kernel module; none: list what there is.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="All for the device types of this machine.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Build although there is a build.")] = False,
+) -> int:
+    """Build kernels ahead of their first use. Exit code 1 when one could not be built.
+
+    They are kept in the folder that POLYSCALE_CACHE names, else in the user's cache folder.
+
+    Examples: scale build; scale build --all; scale build cpu_ops --force
+    """
+    from polyscale_cli.commands.build import run_build
+
+    return run_build(names or [], every=every, force=force)
+
+
+@app.command(context_settings=HELP)
+def clean() -> int:
+    """Remove built kernels; they are built again when they are next needed.
+
+    Example: scale clean
+    """
+    from polyscale_cli.commands.build import run_clean
+
+    return run_clean()

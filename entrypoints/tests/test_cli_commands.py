@@ -36,7 +36,10 @@ def test_python_m_polyscale_without_the_command_line_names_its_package(monkeypat
     assert "pip install polyscale-cli" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [[], ["report"], ["run"], ["config"], ["config", "check"], ["config", "init"]])
+@pytest.mark.parametrize(
+    "words",
+    [[], ["report"], ["run"], ["config"], ["config", "check"], ["config", "init"], ["new"], ["new", "accelerator"]],
+)
 def test_help_has_an_example(words, capsys):
     code, out, _ = told(capsys, *words, "--help")
     assert code == 0

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 BLOCK = """
 import sys
 for name in ("fcntl", "resource", "pwd", "grp", "termios"):
@@ -71,5 +73,6 @@ def test_commands_work_without_the_modules_that_windows_lacks():
     run(BLOCK + COMMANDS)
 
 
+@pytest.mark.long
 def test_modules_import_and_both_commands_run_where_the_platform_is_windows():
     run("import sys" + WINDOWS + COMMANDS + FUNCTIONS)

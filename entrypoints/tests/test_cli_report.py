@@ -6,12 +6,14 @@ import os
 import re
 import subprocess
 import sys
-import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from polyscale.discovery import installed as entries
 from polyscale.discovery import load
+from polyscale.kinds import KINDS
 from polyscale.testing.distributions import write_distribution
 from polyscale_cli.main import report_main
 from polyscale_cli.report import listing, system, verified
@@ -74,6 +76,31 @@ def told(capsys, *arguments):
     return code, captured.out, captured.err
 
 
+@dataclass(frozen=True)
+class Alone:
+    """What a report in a process of its own printed, and what it imported that was not there before."""
+
+    out: str
+    modules: list[str]
+
+    @property
+    def others(self):
+        """Top-level names that are not the standard library's."""
+        names = {name.partition(".")[0] for name in self.modules}
+        return {name for name in names - sys.stdlib_module_names if not name.startswith("_sysconfigdata")}
+
+
+def told_alone(*arguments, before="", after=""):
+    code = (
+        f"import gc, json, sys\n{before}\nknown = set(sys.modules)\n"
+        f"sys.argv = ['scale-report', *{arguments!r}]\n"
+        "from polyscale_cli.main import report_main\nassert report_main() == 0\n"
+        f"print(json.dumps(sorted(set(sys.modules) - known)), file=sys.stderr)\n{after}\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True, timeout=120)
+    return Alone(done.stdout, json.loads(done.stderr.splitlines()[-1]))
+
+
 def test_json_has_the_documented_keys_and_the_truth(capsys):
     import torch
 
@@ -93,7 +120,7 @@ def test_json_has_the_documented_keys_and_the_truth(capsys):
     assert not accelerators["cuda"]["selected"]
     assert "install" in accelerators["cuda"]["why"]
     chosen = {kind: [row["name"] for row in report[kind] if row["selected"]] for kind in PLUGIN_KINDS.split()}
-    assert chosen["communications"] == ["gloo"]
+    assert chosen["communications"] == ["shm"]
     assert chosen["parallelisms"] == ["ddp"]
     assert chosen["optimizers"] == chosen["observers"] == []
 
@@ -104,16 +131,11 @@ def test_one_kind_alone(capsys):
     assert set(json.loads(out)) == {"polyscale", "python", "torch", "ios"}
 
 
-def test_list_prints_names_without_importing_plugins_or_torch_in_little_time():
-    code = (
-        "import sys\nfrom polyscale_cli.main import report_main\nassert report_main(['--list']) == 0\n"
-        "assert not {'torch', 'typer', 'rich', 'pydantic', 'polyscale_standard'} & set(sys.modules)\n"
-    )
-    before = os.times()
-    out = subprocess.check_output([sys.executable, "-c", code], text=True)
-    after = os.times()
-    assert {"accelerator=cpu", "optimizer=adamw", "launcher=local"} <= set(out.split())
-    assert (after.children_user + after.children_system) - (before.children_user + before.children_system) < 0.4
+def test_list_prints_names_and_imports_neither_plugins_nor_what_takes_long():
+    done = told_alone("--list")
+    assert {"accelerator=cpu", "optimizer=adamw", "launcher=local"} <= set(done.out.split())
+    assert done.others == {"polyscale", "polyscale_cli", "pluggy"}
+    assert "polyscale.config" not in done.modules
 
 
 def test_list_is_json_for_programs(capsys):
@@ -208,20 +230,41 @@ def test_a_malformed_requirement_is_a_user_s_error(capsys, bad):
     assert err.startswith("Error: ")
 
 
-def test_a_package_that_breaks_import_torch_is_named(tmp_path):
-    entry_points = {"torch.backends": {"acme": "acme_autoload:start"}}
-    source = "def start():\n    raise RuntimeError('wrong driver')\n"
-    folder = write_distribution(tmp_path, "acme-backend", entry_points=entry_points, modules={"acme_autoload": source})
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
-    done = subprocess.run(
-        [BIN / "scale-report", "--json"], env=environment, text=True, capture_output=True, check=False, timeout=120
-    )
-    report = json.loads(done.stdout)
-    assert done.returncode == 0
+def report_beside(tmp_path, backends):
+    """The report of a process whose ``import torch`` loads these packages: name -> body of the function torch calls."""
+    for name, body in backends.items():
+        module = name.replace("-", "_")
+        source = f"def start():\n    {body}\n"
+        entry_points = {"torch.backends": {name: f"{module}:start"}}
+        write_distribution(tmp_path / name, name, entry_points=entry_points, modules={module: source})
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(tmp_path / name) for name in backends)}
+    command = [BIN / "scale-report", "--json", "--kind", "accelerator"]
+    done = subprocess.run(command, env=environment, text=True, capture_output=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        pytest.param("raise RuntimeError('wrong driver')", "wrong driver", marks=pytest.mark.long),
+        ("print('a banner'); raise SystemExit(3)", "SystemExit: 3"),
+    ],
+)
+def test_a_package_that_breaks_import_torch_is_named(tmp_path, body, said):
+    report = report_beside(tmp_path, {"acme-backend": body})
     assert report["torch"] is None
     why = report["accelerators"][0]["why"]
-    for word in ("acme-backend", "wrong driver", "pip uninstall acme-backend", "TORCH_DEVICE_BACKEND_AUTOLOAD=0"):
+    for word in ("acme-backend", said, "pip uninstall acme-backend", "TORCH_DEVICE_BACKEND_AUTOLOAD=0"):
         assert word in why
+
+
+def test_of_two_packages_that_claim_torch_s_slot_the_second_is_named(tmp_path):
+    claim = "import torch; torch.utils.rename_privateuse1_backend('{}')"
+    report = report_beside(tmp_path, {f"acme-{name}": claim.format(name) for name in ("one", "two")})
+    why = report["accelerators"][0]["why"]
+    assert "because of the package acme-two" in why
+    assert "acme-one " not in why
 
 
 def test_verified_is_the_hardware_of_the_newest_record_wherever_it_is_kept(plugin, tmp_path):
@@ -254,16 +297,20 @@ def test_facts_about_the_machine_are_found_or_said_to_be_unknown(monkeypatch):
     assert "unknown (ZeroDivisionError" in system.system_facts()[-1].value
 
 
-@pytest.mark.long
-def test_the_report_takes_at_most_a_quarter_more_than_importing_torch():
-    commands = {"torch": [sys.executable, "-c", "import torch"], "report": [BIN / "scale-report"]}
-    best = dict.fromkeys(commands, float("inf"))
-    for _ in range(10):
-        for name, command in commands.items():
-            start = time.perf_counter()
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            best[name] = min(best[name], time.perf_counter() - start)
-    assert best["report"] <= 1.25 * best["torch"], best
+def test_the_report_imports_little_beyond_torch():
+    """What it takes is measured by benchmarks/startup.py; this is what it comes from, beside asking each plugin."""
+    done = told_alone(before="import torch")
+    plugins = {entry.value.partition(".")[0].partition(":")[0] for kind in KINDS for entry in entries(kind)}
+    ours = {"polyscale", "polyscale_cli", *plugins}
+    # Neither pydantic (a third of a report's own time) nor packaging, of which a judgement of an SDK has need.
+    assert done.others - ours <= {"pluggy", "stevedore", "rich", "ninja", "platformdirs"}
+    assert [name for name in done.modules if name.startswith("torch.")] == []
+    assert [name for name in done.modules if name.startswith("polyscale.engine")] == []
+
+
+def test_a_report_that_ends_its_process_collects_no_garbage():
+    done = told_alone("--list", after="print(gc.isenabled(), gc.get_freeze_count() > 0)")
+    assert done.out.splitlines()[-1] == "False True"
 
 
 def test_why_is_one_line(capsys):

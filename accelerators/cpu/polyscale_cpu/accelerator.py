@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from polyscale.device_streams import NoEvent, NoStream
 from polyscale.errors import UnsupportedError
 from polyscale.interfaces.accelerator import Capabilities, Finding, MemoryUse, Toolchain
-from polyscale.torch_accelerator import NoEvent, NoStream
 from polyscale_cpu import host, process
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class CpuAccelerator:
     name = "cpu"
     device_type = "cpu"
     auto = True
-    communications: tuple[str, ...] = ("gloo", "mpi")
+    communications: tuple[str, ...] = ("shm", "gloo", "mpi")
     visible_devices_variable = ""
     capabilities = Capabilities(dtypes=frozenset({"fp64", "fp32", "bf16", "fp16"}))
 

@@ -31,13 +31,16 @@ def usable_cores() -> int:
 
 
 def toolchain() -> Toolchain | None:
-    """The C++ compiler: ``CXX`` where it is set and exists, else the first of the usual names."""
+    """The C++ compiler: ``CXX`` where it is set, else the first of the usual names.
+
+    A ``CXX`` that is no program is passed on as it is, so that who compiles says so: to take another compiler in its
+    place would hide the mistake.
+    """
     named = env.compiler()
-    for candidate in (named, *_COMPILERS):
-        path = shutil.which(candidate) if candidate else None
-        if path:
-            return Toolchain(compiler=path, flags=_FLAGS)
-    return None
+    if named is not None:
+        return Toolchain(compiler=shutil.which(named) or named, flags=_FLAGS)
+    path = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    return Toolchain(compiler=path, flags=_FLAGS) if path else None
 
 
 def findings(compiler: Toolchain | None) -> list[Finding]:
@@ -54,6 +57,9 @@ def findings(compiler: Toolchain | None) -> list[Finding]:
     if compiler is None:
         missing = Finding("C++ compiler", "none", ok=False, fix="Install g++ or clang++; until then references run")
         return [*rows, missing]
+    if shutil.which(compiler.compiler) is None:
+        fix = "CXX must name one program, without arguments; unset it for the usual compiler"
+        return [*rows, Finding("C++ compiler", f"CXX={compiler.compiler!r} is no program", ok=False, fix=fix)]
     return [*rows, Finding("C++ compiler", compiler.compiler)]
 
 

@@ -60,7 +60,7 @@ class CudaAccelerator(TorchAccelerator):
                 "no NVIDIA driver is loaded; if this machine has an NVIDIA GPU, install it, and start containers with "
                 "access to the devices"
             )
-        return host.explain_mask(env.mask(), host.physical_devices()) or host.initialisation_error()
+        return host.explain_mask(env.mask(), host.physical_devices()) or host.initialisation_error(env.mask())
 
     def diagnose(self) -> list[Finding]:
         """Devices, driver, CUDA and NCCL of torch, toolkit and compiler."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from polyscale import device_host
+from polyscale.device_host import can_load, find_compiler, tool_output
 from polyscale.interfaces.accelerator import Finding, Toolchain
 
 _DRIVER = Path("/proc/driver/nvidia")
@@ -20,14 +19,7 @@ _FLAGS = ("-O3", "-std=c++17", "-Xcompiler", "-fPIC")
 
 def has_driver() -> bool:
     """Whether the driver's library can be loaded."""
-    import ctypes
-
-    names = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
-    for name in names:
-        with contextlib.suppress(OSError):
-            ctypes.CDLL(name)
-            return True
-    return False
+    return can_load(*(("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")))
 
 
 def physical_devices() -> int | None:
@@ -43,36 +35,31 @@ def explain_mask(mask: str | None, devices: int | None) -> str:
 
     CUDA reads the list up to the first entry that names no device, and hides all after it.
     """
-    if mask is None or devices == 0:
-        return ""
-    if mask.strip() in ("", "-1", "NoDevFiles"):
+    if mask == "NoDevFiles":
         return f"CUDA_VISIBLE_DEVICES={mask!r} hides every device; unset it"
-    first = mask.split(",")[0].strip()
-    if not first.lstrip("-").isdigit():
-        return f"CUDA_VISIBLE_DEVICES={mask!r} names no device of this host; nvidia-smi -L lists them"
-    if devices is not None and 0 <= int(first) < devices:
-        return ""
-    valid = "" if devices is None else f"; this host has {devices}: 0" + (f" to {devices - 1}" if devices > 1 else "")
-    return f"CUDA_VISIBLE_DEVICES={mask!r} starts with a device that is absent, which hides every device{valid}"
+    return device_host.explain_mask("CUDA_VISIBLE_DEVICES", mask, devices)
 
 
-def initialisation_error() -> str:
-    """What CUDA says when it is initialised (an old driver, a failed device); called only where it sees no device."""
+def initialisation_error(mask: str | None) -> str:
+    """What CUDA says when it is initialised (an old driver, a failed device); called only where it sees no device.
+
+    A mask that is set is told with it: it may name its devices by identifiers, of which none is here.
+    """
     import torch
 
+    said = "the driver is loaded and shows no device; see nvidia-smi"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
-        return " ".join(str(error).split())
-    return "the driver is loaded and shows no device; see nvidia-smi"
+        said = " ".join(str(error).split())
+    return said if mask is None else f"{said} (with CUDA_VISIBLE_DEVICES={mask!r}; nvidia-smi -L lists the devices)"
 
 
 def toolchain(root: str | None) -> Toolchain | None:
     """``nvcc`` below ``root``, on the path, or below the usual root."""
-    for candidate in (_below(root), shutil.which("nvcc"), _below(_USUAL_ROOT)):
-        if candidate is not None and Path(candidate).is_file():
-            return Toolchain(compiler=candidate, flags=_FLAGS, root=str(Path(candidate).resolve().parent.parent))
-    return None
+    name = "nvcc.exe" if sys.platform == "win32" else "nvcc"
+    named = find_compiler(name, [str(Path(root) / "bin")] if root else [], _FLAGS)
+    return named or find_compiler(name, [str(Path(_USUAL_ROOT) / "bin")], _FLAGS)
 
 
 def findings(compiler: Toolchain | None) -> list[Finding]:
@@ -89,12 +76,6 @@ def findings(compiler: Toolchain | None) -> list[Finding]:
         fix = "Only needed to compile kernels: install the CUDA toolkit, or set CUDA_HOME"
         return [*rows, Finding("nvcc", "none", ok=False, fix=fix)]
     return [*rows, Finding("nvcc", f"{_nvcc_version(compiler.compiler)} ({compiler.compiler})")]
-
-
-def _below(root: str | None) -> str | None:
-    if root is None:
-        return None
-    return str(Path(root) / "bin" / ("nvcc.exe" if sys.platform == "win32" else "nvcc"))
 
 
 def _driver_version() -> str:
@@ -120,17 +101,9 @@ def _nccl_version() -> str:
 
 
 def _nvcc_version(compiler: str) -> str:
-    found = re.search(r"release (\S+?),", _output([compiler, "--version"]))
+    found = re.search(r"release (\S+?),", tool_output([compiler, "--version"]))
     return found.group(1) if found else "unknown version"
 
 
 def _first_line(command: list[str]) -> str:
-    return (_output(command).splitlines() or [""])[0].strip()
-
-
-def _output(command: list[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+    return (tool_output(command).splitlines() or [""])[0].strip()

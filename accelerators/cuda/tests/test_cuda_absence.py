@@ -62,7 +62,7 @@ def test_mask_is_told_when_a_driver_is_there(cuda, monkeypatch):
         ("9,0", 2, "this host has 2: 0 to 1"),
         ("", 2, "hides every device"),
         ("-1", 2, "hides every device"),
-        ("GPU-12", 2, "nvidia-smi -L"),
+        ("GPU-12", 2, ""),
         ("4", None, "starts with a device that is absent"),
         ("0", 0, ""),
     ],
@@ -71,6 +71,15 @@ def test_masks(mask, devices, said):
     text = host.explain_mask(mask, devices)
     assert said in text
     assert bool(text) == bool(said)
+
+
+def test_an_identifier_in_the_mask_does_not_hide_what_cuda_says(cuda, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(host, "has_driver", lambda: True)
+    monkeypatch.setattr(torch.cuda, "init", lambda: (_ for _ in ()).throw(RuntimeError("driver is too\nold")))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-12")
+    said = "driver is too old (with CUDA_VISIBLE_DEVICES='GPU-12'; nvidia-smi -L lists the devices)"
+    assert cuda.why_unavailable() == said
 
 
 def test_using_an_absent_device_is_an_error_with_the_reason(cuda):

@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from polyscale.config.config import Config
 
 UNBUILT_OPTIMIZERS: Mapping[str, str] = {
-    "lamb": "adamw",
     "onebitadam": "adam",
     "zerooneadam": "adam",
-    "onebitlamb": "adamw",
+    "onebitlamb": "lamb",
     "muadam": "adam",
     "muadamw": "adamw",
     "musgd": "sgd",
@@ -70,7 +69,7 @@ def _optimizer(config: Config) -> Iterator[ConfigError]:
     places = {"optimizer.params": optimizer.params}
     places.update({f"optimizer.groups[{i}].params": group.params for i, group in enumerate(optimizer.groups)})
     for path, params in places.items():
-        if "max_grad_norm" in params:
+        if params.get("max_grad_norm"):  # 0 clips nothing, and is left to the optimizer
             yield WrongValueError(
                 f"{path}.max_grad_norm = {params['max_grad_norm']!r}",
                 why="clipping is done by the engine, over all parameters",

@@ -28,6 +28,7 @@ _VERDICT_EXTRA_S = 5.0
 _POLL_FIRST_S = 0.0005
 _POLL_MOST_S = 0.05
 _SHOWN = 200
+_FIRST = "first"
 
 
 class Control:
@@ -90,11 +91,28 @@ class Control:
         if self.rank == 0:
             self._publish(key, text)
             return json.loads(text)
-        if not self._wait([f"{key}/verdict"], self.timeout_s):
-            raise self._missing(what or name, [0])
-        (text,) = self._read([f"{key}/verdict"])
-        self._done(key, [f"{key}/verdict"])
+        text = self._from_first(f"{key}/verdict", what or name)
+        self._done(key, [])
         return json.loads(text)
+
+    def introduce(self, value: Any, *, what: str) -> Any:
+        """Return what rank 0 has said about itself, which is ``value`` there; however often, it is said once.
+
+        Unlike ``decide`` this is not in step: rank 0 does not wait, and a rank may ask again, or later than others.
+
+        Raises:
+            RankError: rank 0 does not come in time, or the store is gone.
+        """
+        if self.rank == 0:
+            self.call(pieces.write, self.store, _FIRST, json.dumps(value))
+            return value
+        return json.loads(self._from_first(_FIRST, what))
+
+    def _from_first(self, key: str, what: str) -> str:
+        if not self._wait([key], self.timeout_s):
+            raise self._missing(what, [0])
+        (text,) = self._read([key])
+        return text
 
     def _exchange(self, name: str, value: Any, *, what: str) -> list[Any]:
         text = json.dumps(value, sort_keys=True)
@@ -102,7 +120,7 @@ class Control:
             return [json.loads(text)]
         key = self._key("exchange", name)
         keys = [f"{key}/{rank}" for rank in range(self.world_size)]
-        self._call(pieces.write, self.store, keys[self.rank], text)
+        self.call(pieces.write, self.store, keys[self.rank], text)
         texts, missing = self._judge(key, keys) if self.rank == 0 else self._await_verdict(key, keys)
         if missing:
             raise self._missing(what, missing)
@@ -122,31 +140,35 @@ class Control:
         (verdict,) = self._read([f"{key}/verdict"])
         missing: list[int] = json.loads(verdict)
         texts = [] if missing else self._read(keys)
-        self._done(key, [f"{key}/verdict", *([] if missing else keys)])
+        self._done(key, [] if missing else keys)
         return texts, missing
 
     def _publish(self, key: str, text: str) -> None:
-        self._call(pieces.write, self.store, f"{key}/verdict", text)
+        self.call(pieces.write, self.store, f"{key}/verdict", text)
         self._published[key.rpartition("/")[0]] = key
 
     def finish(self, seconds: float) -> None:
         """On rank 0, whose process may hold the store: wait until the others have read the latest verdicts."""
         end = time.monotonic() + seconds
         for key in self._published.values():
-            while self._call(self.store.check, [f"{key}/verdict"]) and time.monotonic() < end:
+            while self.call(self.store.check, [f"{key}/verdict"]) and time.monotonic() < end:
                 time.sleep(0.005)
         self._published.clear()
 
     def _read(self, keys: list[str]) -> list[str]:
-        texts: list[str] = self._call(pieces.read, self.store, keys)
+        texts: list[str] = self.call(pieces.read, self.store, keys)
         return texts
 
     def _done(self, key: str, keys: list[str]) -> None:
-        """Say that this rank has read ``keys``; the last reader clears them, so that the store stays small."""
-        readers = self._call(self.store.add, f"{key}/readers", 1)
+        """Say that this rank has read the verdict and ``keys``; the last reader clears them: the store stays small.
+
+        The verdict goes last: once it is gone, rank 0 may end, and the store with it.
+        """
+        readers = self.call(self.store.add, f"{key}/readers", 1)
         if readers == self.world_size - 1:
-            self._call(pieces.delete, self.store, keys)
-            self._call(self.store.delete_key, f"{key}/readers")
+            self.call(pieces.delete, self.store, keys)
+            self.call(self.store.delete_key, f"{key}/readers")
+            self.call(pieces.delete, self.store, [f"{key}/verdict"])
 
     def _key(self, kind: str, name: str) -> str:
         number = self._calls.get(f"{kind}/{name}", 0)
@@ -154,25 +176,32 @@ class Control:
         return f"{kind}/{name}/{number}"
 
     def _absent(self, keys: list[str]) -> list[int]:
-        return [rank for rank, key in enumerate(keys) if not self._call(self.store.check, [key])]
+        return [rank for rank, key in enumerate(keys) if not self.call(self.store.check, [key])]
 
     def _wait(self, keys: list[str], seconds: float) -> bool:
         end = time.monotonic() + seconds
         pause = _POLL_FIRST_S
-        while not self._call(self.store.check, keys):
+        while not self.call(self.store.check, keys):
             if time.monotonic() > end:
                 return False
             time.sleep(pause)
             pause = min(pause * 1.5, _POLL_MOST_S)
         return True
 
-    def _call(self, request: Any, *arguments: Any) -> Any:
+    def call(self, request: Any, *arguments: Any) -> Any:
+        """Do a request to the store.
+
+        Raises:
+            RankError: the store is gone, or did not answer in time.
+        """
         try:
             return request(*arguments)
         except RuntimeError as error:  # c10d's store errors are RuntimeErrors
+            ended = "The process that holds it has probably ended"
+            why = "It did not answer in time" if has_timed_out(error) else ended
             raise RankError(
                 f"rank {self.rank} cannot reach the store of the process group",
-                why=f"The process that holds it has probably ended ({_first_line(error)})",
+                why=f"{why} ({_first_line(error)})",
                 fix="Look at what rank 0 and the launcher printed",
             ) from error
 
@@ -196,9 +225,9 @@ class Control:
             RankError: the store is gone.
         """
         key = f"beat/{rank}"
-        if not self._call(self.store.check, [key]):
+        if not self.call(self.store.check, [key]):
             return None
-        return Seen.read(self._call(self.store.get, key).decode())
+        return Seen.read(self.call(self.store.get, key).decode())
 
 
 def second_connection(store: Store) -> Store:
@@ -213,6 +242,17 @@ def second_connection(store: Store) -> Store:
     twin: Store = clone()
     twin.set_timeout(timedelta(seconds=10))
     return twin
+
+
+def has_timed_out(error: RuntimeError) -> bool:
+    """Whether a request to the store took too long, which says nothing about the store but that it is slow.
+
+    c10d then leaves the connection as it was before: it can be used again. Only ``get`` and ``wait`` have a time-out;
+    a request that fails because the connection was closed is a DistNetworkError, and so is the kernel's own "Connection
+    timed out", after which there is no connection. A FileStore raises a plain RuntimeError.
+    """
+    text = str(error).lower()
+    return type(error).__name__ != "DistNetworkError" and ("timeout" in text or "timed out" in text)
 
 
 def _different(what: str, first: Any, other: Any, rank: int) -> RankError:

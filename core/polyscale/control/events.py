@@ -8,7 +8,6 @@ raised; who finds another one gone writes that on its behalf, once.
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -141,7 +140,7 @@ class Log:
 
     store: Store
     read: int = 0
-    _absent_since: float = field(default=0.0)
+    _absent: list[int] = field(default_factory=list)
 
     def write(self, event: Event) -> int:
         """Append a record; returns its number, from 1."""
@@ -150,21 +149,20 @@ class Log:
         return number
 
     def new(self) -> list[Event]:
-        """The records that were not read yet."""
+        """The records that were not read yet; after an error, which may be a time-out, all of them the next time.
+
+        One that is announced but not there yet, because its writer is slow or has died in between, is looked for again
+        and hides none: behind it another rank may have said that it leaves, and that rank must not be taken for killed.
+        """
         length = int(self.store.add("log/length", 0))
         events: list[Event] = []
-        while self.read < length:
-            key = f"log/{self.read + 1}"
+        absent: list[int] = []
+        for number in (*self._absent, *range(self.read + 1, length + 1)):
+            key = f"log/{number}"
             if self.store.check([key]):
                 fields: dict[str, Any] = json.loads(self.store.get(key))
                 events.append(Event(**fields))
-            elif not self._given_up():
-                break
-            self._absent_since = 0.0
-            self.read += 1
+            else:
+                absent.append(number)
+        self.read, self._absent = length, absent
         return events
-
-    def _given_up(self) -> bool:
-        """Whether a record has been announced for so long that its writer must have died in between."""
-        self._absent_since = self._absent_since or time.monotonic()
-        return time.monotonic() - self._absent_since > 3.0

@@ -42,6 +42,10 @@ class Peers:
                 if event.kind != "failed":
                     self.here.pop(event.rank, None)
 
+    def knows(self, rank: int) -> bool:
+        """Whether anything was ever heard of ``rank``."""
+        return rank in self.here or rank in self.left or any(event.rank == rank for event in self.failures)
+
     def pending(self, own_failures: int) -> list[Event]:
         """Failures that end this rank, which has failed ``own_failures`` times itself; causes before consequences."""
         fatal = [event for event in self.failures if event.kind != "failed" or event.number > own_failures]

@@ -7,18 +7,15 @@ over a store in memory. On one host gloo is kept on the loopback interface: it t
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import socket
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from polyscale import _torch, env
+from polyscale import _torch, background, env
 from polyscale.control.agreement import Control
 from polyscale.errors import ConfigError, RankError, UnsupportedError
 
@@ -72,20 +69,11 @@ def ensure_process_group(communication: Communication, accelerator: Accelerator)
     return process.control
 
 
-def at_process_end(function: Callable[[], None]) -> None:
-    """Call ``function`` when this process ends; also in children of ``multiprocessing``, which skip ``atexit``."""
-    atexit.register(function)
-    if "multiprocessing" in sys.modules:
-        from multiprocessing import parent_process, util
-
-        if parent_process() is not None:
-            util.Finalize(None, function, exitpriority=100)
-
-
 @cache
 def _process() -> _Process:
     process = _Process()
-    at_process_end(_end_process_group)
+    background.prepare()  # collectives that are under way may go on until all ranks have come to their end
+    background.at_process_end(_end_process_group)
     return process
 
 

@@ -65,6 +65,18 @@ def is_gone(process: Identity) -> bool:
     return state in ("Z", "X") or (bool(started) and started != process.started)
 
 
+def computes(*, but: int) -> bool:
+    """Whether a thread of this process runs or waits for a processor, ``but`` for one (native identity).
+
+    False where that is unknown.
+    """
+    try:
+        tasks = [task.name for task in Path("/proc/self/task").iterdir()]
+    except OSError:
+        return False
+    return any(_state(f"/proc/self/task/{task}/stat")[0] == "R" for task in tasks if task != str(but))
+
+
 def _state(path: str) -> tuple[str, str]:
     """(state, start time) of a Linux process: fields 3 and 22 of proc_pid_stat(5); "" where unknown."""
     fields = _text(Path(path)).rpartition(")")[2].split()  # the name before ")" may hold anything

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 from polyscale import env
 from polyscale.control import explanations, processes
+from polyscale.control.agreement import has_timed_out
 from polyscale.control.events import Event, Log
-from polyscale.control.waits import Seen, WaitClock, hopeless
+from polyscale.control.waits import LATE_S, Seen, WaitClock, hopeless
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -47,8 +48,10 @@ class Rounds:
         self._beats = 0
         self._beat_at = 0.0
         self._heard: dict[int, tuple[str, float]] = {}
+        self._listened_at = 0.0
         self._pending_since = 0.0
         self._idle_mark = ((0.0, "", 0), 0.0, 0.0)  # (progress, others that left), time, processor time
+        self._idle_looked_at = 0.0
         self._clock = WaitClock()
         self._waited = 0.0
         self._seen: dict[int, Seen] = {}
@@ -61,8 +64,8 @@ class Rounds:
             if not self._watch.store_ended:
                 try:
                     self._look()
-                except RuntimeError:  # a c10d connection that has broken once stays so
-                    self._watch.store_ended = True
+                except RuntimeError as error:  # a c10d connection that has broken once stays so
+                    self._watch.store_ended = not has_timed_out(error)
             if self._watch.store_ended:
                 self._look_without_store()
             self._judge()
@@ -92,8 +95,14 @@ class Rounds:
         return [event for event in self._peers.on(self._here.place) if processes.is_gone(event.identity)]
 
     def _listen(self, now: float) -> None:
-        """A host is silent when none of its ranks has given a sign of life for a while."""
+        """A host is silent when none of its ranks has given a sign of life for a while.
+
+        Only looks in time count: where this process, or the store, was held up, the signs of others were too.
+        """
         ranks = self._peers.next_host(self._here.place, self._control.rank)
+        if now - self._listened_at > self._timings.beat + LATE_S:
+            self._heard.clear()
+        self._listened_at = now
         for event in ranks:
             key = f"beat/{event.rank}"
             beat = self._store.get(key).decode() if self._store.check([key]) else ""
@@ -107,15 +116,19 @@ class Rounds:
     def _report(self, peer: Event, kind: Literal["gone", "silent"]) -> None:
         """Write that a rank is gone, unless another one has; and know it here in any case."""
         event = replace(peer, kind=kind)
+        self._peers.take([event])  # first: the store may end now
         if self._store.add(f"reported/{peer.rank}/{peer.pid}", 1) == 1:
             self._log.write(event)
-        self._peers.take([event])
 
     def _look_without_store(self) -> None:
         """The store went with rank 0 or with the launcher: judge by the process table alone.
 
         A rank that ends in order now cannot say so; only the end of rank 0, which says goodbye before it goes, counts.
+        Rank 0 may not be in what this thread has read of the log, but start() does not return before it is known; where
+        it is not, start() still waits for it, and is told itself that the store is gone.
         """
+        if self._watch.first is not None and not self._peers.knows(0):
+            self._peers.take([self._watch.first])
         for event in self._gone_neighbours():
             kind: Literal["gone", "left"] = "gone" if event.rank == 0 else "left"
             self._peers.take([replace(event, kind=kind, step=-1)])
@@ -180,13 +193,17 @@ class Rounds:
     def _waits_too_long(self, now: float) -> bool:
         """Whether this rank has slept in one phase for longer than the grace after a rank's end.
 
-        Waiting in a collective or for the store takes no processor time; computing does, on however busy a machine.
+        Waiting in a collective or for the store takes no processor time; computing does, or waits for a processor: on
+        a busy machine it may get none for long. Time in which the process was stopped, or the look held up, does not
+        count.
         """
         place = self._watch.place
         used = time.process_time() - time.thread_time()
         at = (place.since, place.detail, len(self._peers.left))
-        if at != self._idle_mark[0]:
+        late = now - self._idle_looked_at > LATE_S
+        if at != self._idle_mark[0] or late or processes.computes(but=threading.get_native_id()):
             self._idle_mark = (at, now, used)
+        self._idle_looked_at = now
         _, marked_at, used_at_mark = self._idle_mark
         waited = now - marked_at
         may_sleep = self._watch.falling or not place.phase or place.phase.startswith(_SLOW_PHASES)

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 
 _COMPUTES = 0.03  # share of one core, but for the watchdog's thread; gloo's threads take up to 1 % while they wait
-_LATE_S = 5.0  # a look that comes so late was held up itself (a stopped or starved process): begin anew
+LATE_S = 5.0  # a look that comes so late was held up itself (a stopped or starved process): begin anew
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class WaitClock:
         passed = now - self._looked
         worked = used - self._used > _COMPUTES * passed
         self._looked, self._used = now, used
-        if where != self._where or worked or not waits or passed > _LATE_S:
+        if where != self._where or worked or not waits or passed > LATE_S:
             self._where, self._since = where, now
         return now - self._since
 

@@ -62,6 +62,7 @@ class Watch:
         self._users = 0
         self._failures = 0
         self._last_word = 0
+        self.first: Event | None = None  # rank 0 as it said "here": what is judged when its store has ended
         self.store_ended = False
         self._falling = False
         self.explaining = ""  # where an exception was raised that is being explained
@@ -74,17 +75,35 @@ class Watch:
     # The training thread's side.
 
     def acquire(self) -> None:
-        """One more user; the first starts the thread."""
+        """One more user; the first starts the thread.
+
+        Raises:
+            RankError: the store is gone, or rank 0 does not come; nothing has begun then.
+        """
+        if self._users == 0 and self.control.world_size > 1 and self._is_this_process():
+            # Before a connection is made, which is tried for long: where the store is gone this fails at once.
+            self.control.call(self._log().write, self.event("here"))
+            self._was_here = True
+            try:
+                self._begin()
+            except BaseException:
+                self._end_thread()
+                self._say_left()
+                raise
         self._users += 1
-        if self._users > 1 or self.control.world_size == 1 or not self._is_this_process():
-            return
-        self._was_here = True
-        self._log().write(self.event("here"))
+
+    def _begin(self) -> None:
+        store = self.control.call(second_connection, self.control.store)  # here, where an error is raised to the user
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(self._stop,), name="polyscale-watchdog", daemon=True)
-        self._thread.start()
+        rounds = Rounds(self, store, self._stop)
+        thread = threading.Thread(target=self._run, args=(rounds, self._stop), daemon=True)
+        thread.name = "polyscale-watchdog"
+        thread.start()
+        self._thread = thread
         self._hook_before, self._hook = sys.excepthook, self._on_uncaught
         sys.excepthook = self._hook
+        # After the thread has begun: rank 0 may come much later, and others may fail until then.
+        self.first = Event(**self.control.introduce(asdict(self.event("here")), what="initialize"))
 
     def release(self) -> None:
         """One user less; the last ends the thread."""
@@ -133,11 +152,11 @@ class Watch:
         self._failures += 1
         self._post(exception, "failed")
 
-    def explain(self, exception: BaseException) -> RankError | None:
-        """Say why the collective that raised ``exception`` could not complete."""
+    def explain(self, exception: BaseException, *, within: BaseException | None = None) -> RankError | None:
+        """Say why the collective that raised ``exception``, perhaps as the cause of ``within``, did not complete."""
         if self._thread is None or not (events.is_communication_error(exception) or events.is_timeout(exception)):
             return None
-        rank, doing = self.control.rank, self.place.of(exception)
+        rank, doing = self.control.rank, self.place.of(within or exception)
         self.explaining = doing
         try:
             end = time.monotonic() + self.timings.grace + 2 * self.timings.poll
@@ -194,7 +213,11 @@ class Watch:
                 self._log().write(event)
 
     def _leave(self) -> None:
-        if self._end_thread() and not self.store_ended:
+        if self._end_thread():
+            self._say_left()
+
+    def _say_left(self) -> None:
+        if not self.store_ended:
             with contextlib.suppress(RuntimeError):
                 self._log().write(self.event("left"))
 
@@ -242,9 +265,9 @@ class Watch:
 
     # The watchdog thread's side.
 
-    def _run(self, stop: threading.Event) -> None:
+    def _run(self, rounds: Rounds, stop: threading.Event) -> None:
         try:
-            Rounds(self, second_connection(self.control.store), stop).run()
+            rounds.run()
         except Exception:
             if not stop.is_set():
                 logger.warning("the watchdog of rank %d has stopped", self.control.rank, exc_info=True)

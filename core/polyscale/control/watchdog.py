@@ -46,10 +46,16 @@ class Watchdog:
         self._started = False
 
     def start(self) -> None:
-        """Begin to watch, and let the other ranks watch this one. A second call does nothing."""
+        """Begin to watch, and let the other ranks watch this one. A second call does nothing.
+
+        Returns when rank 0 has begun as well.
+
+        Raises:
+            RankError: rank 0 does not come in time, or the store is gone; another call may try again.
+        """
         if not self._started:
-            self._started = True
             self._watch.acquire()
+            self._started = True
 
     def stop(self) -> None:
         """Watch no longer; after the last watchdog's stop no thread remains. A second call does nothing."""
@@ -77,10 +83,10 @@ class Watchdog:
         """Tell the other ranks that this one raised inside the engine. The same exception is told once."""
         self._watch.failed(exception)
 
-    def explain(self, exception: BaseException) -> RankError | None:
-        """If ``exception`` is what the loss of another rank looks like here, name that rank.
+    def explain(self, exception: BaseException, *, within: BaseException | None = None) -> RankError | None:
+        """If ``exception``, perhaps the cause of ``within``, is what the loss of another rank looks like, name that.
 
         If it is a collective's time-out and no rank is lost, say where every rank is. Waits a moment for the watchdog
         to find out. None when it is an error of this rank's own.
         """
-        return self._watch.explain(exception)
+        return self._watch.explain(exception, within=within)

@@ -110,7 +110,8 @@ def _scan(fingerprint: tuple[tuple[str, int], ...]) -> tuple[Installed, ...]:
 def _entries(distribution: metadata.Distribution) -> list[Installed]:
     if _PREFIX not in (distribution.read_text("entry_points.txt") or ""):
         return []
-    name, version = distribution.metadata["Name"] or "unknown", distribution.version
+    stated = distribution.metadata  # parsed at each access
+    name, version = stated["Name"] or "unknown", stated["Version"]
     return [
         Installed(entry.group.removeprefix(_PREFIX), entry.name, name, version, entry.value, entry.group)
         for entry in distribution.entry_points

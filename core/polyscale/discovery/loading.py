@@ -134,9 +134,25 @@ def _check_version(plugin: type, spec: Kind, entry: Installed) -> tuple[int, int
     )
 
 
+class _Manager(pluggy.PluginManager):
+    """pluggy's manager, which does not look for hooks among what every object has: most of its time went there."""
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
+        """Options of a method marked as a hook."""
+        return None if _is_special(name) else super().parse_hookimpl_opts(plugin, name)
+
+    def parse_hookspec_opts(self, module_or_class: object, name: str) -> pluggy.HookspecOpts | None:
+        """Options of a specification."""
+        return None if _is_special(name) else super().parse_hookspec_opts(module_or_class, name)  # type: ignore[arg-type]
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
 def _manager(info: PluginInfo) -> pluggy.PluginManager:
     """Make a pluggy manager that holds this plugin alone: no other can be called, or spoiled by one that fails."""
-    manager = pluggy.PluginManager(PROJECT)
+    manager = _Manager(PROJECT)
     manager.add_hookspecs(HookSpecs)
     plugin = info.plugin()
     try:

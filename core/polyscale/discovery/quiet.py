@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from polyscale.errors import PluginError, PolyscaleError
@@ -85,6 +86,12 @@ def _flush(stream: Any) -> None:
 def _flush_c() -> None:
     """Flush C's own buffers, or a library's text would come out on stdout after all, at exit."""
     with contextlib.suppress(Exception):
-        import ctypes
+        _c_library().fflush(None)
 
-        ctypes.CDLL(None).fflush(None)
+
+@lru_cache(maxsize=1)
+def _c_library() -> Any:
+    """Symbols of this process; kept, since every call of a plugin's code asks."""
+    import ctypes
+
+    return ctypes.CDLL(None)

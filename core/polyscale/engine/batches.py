@@ -111,7 +111,8 @@ class BatchRunner:
             target = items.pop() if self._loss_fn is not None else None
             output = engine(*items)
         if self._loss_fn is not None:
-            return self._loss_fn(output, to_device(target, engine.device))
+            with engine._guard.doing("loss", timed=False):
+                return self._loss_fn(output, to_device(target, engine.device))
         return _find_loss(output)
 
     def _mean(self, losses: list[torch.Tensor]) -> torch.Tensor:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from polyscale.claims import keep_claim
 from polyscale.engine.accumulation import Accumulation
 from polyscale.engine.agreeing import agree_on_flush
 from polyscale.engine.batches import BatchRunner, LossFunction, to_device
@@ -64,8 +65,8 @@ class Engine:
         self.config = setup.config
         self.steps = self.skipped = self.micro_steps = self.samples = 0
         self._accumulation = Accumulation(setup.batch.accumulation)
-        self._guard = Guard(setup, self._accumulation)
         self._stepper = Stepper(setup)
+        self._guard = Guard(setup, self._accumulation, self._stepper)
         self._batches = BatchRunner(self, setup, loss_fn)
         self.parameters_store.before_gradients = partial(self._stepper.reduce, self._accumulation)
         self._numbers: GradientNumbers | None = None
@@ -86,15 +87,19 @@ class Engine:
                 why="the model holds whole copies there, which have no part in training",
                 fix="Leave the context first, or use the tensors it yields",
             )
+        self._guard.require_whole("A forward")
         self._guard.recover()
         with self._guard.doing("forward"):
-            if self.device.type != "cpu":
-                args, kwargs = to_device((args, kwargs), self.device)
-            if torch.is_inference_mode_enabled():
-                # Whole parameters gathered in inference mode could not be used for training afterwards.
-                with torch.inference_mode(False), torch.no_grad():
-                    return self.module(*args, **kwargs)
-            return self.module(*args, **kwargs)
+            return self._forward(args, kwargs)
+
+    def _forward(self, args: Any, kwargs: Any) -> Any:
+        if self.device.type != "cpu":
+            args, kwargs = to_device((args, kwargs), self.device)
+        if torch.is_inference_mode_enabled():
+            # Whole parameters gathered in inference mode could not be used for training afterwards.
+            with torch.inference_mode(False), torch.no_grad():
+                return self.module(*args, **kwargs)
+        return self.module(*args, **kwargs)
 
     def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
         """Add the gradients of ``loss`` to the accumulation.
@@ -231,7 +236,8 @@ class Engine:
     def memory(self) -> MemoryUse:
         """Bytes in use on this rank's device (on cpu: by this process): allocated, reserved, peak, total."""
         self._require_open()
-        return self._setup.accelerator.memory()
+        accelerator = self._setup.accelerator
+        return keep_claim(accelerator.name, "memory statistics", "asking for them", accelerator.memory)
 
     # Checkpoints.
 
@@ -273,6 +279,7 @@ class Engine:
 
         self._require_open()
         tag = tag or f"step-{self.steps}"
+        self._guard.require_whole(f"save of {tag!r}")
         self._guard.recover()
         self._accumulation.require_closed(f"save({str(path)!r}, tag={tag!r})")
         with self._guard.doing(f"save of {tag!r}", step=False):
@@ -297,6 +304,8 @@ class Engine:
         with self._guard.doing(f"load of {tag or 'the latest checkpoint'}", step=False):
             report = load(self, self._setup, path, tag)
         self._numbers = None  # they were of an update before the load
+        if {"parameters", "optimizer"} <= set(report.restored) or self.optimizer is None:
+            self._stepper.torn = False
         self._setup.watchdog.stepped(self.steps)
         return report
 
@@ -313,6 +322,7 @@ class Engine:
         from polyscale.engine.exporting import export
 
         self._require_open()
+        self._guard.require_whole("export")
         with self._guard.doing("export", step=False):
             return export(self, self._setup, path, max_shard_bytes=max_shard_bytes)
 
@@ -326,7 +336,7 @@ class Engine:
         """
         if self._closed:
             return
-        self._guard.recover()
+        self._guard.recover(alone=True)
         if self._accumulation.open:
             error = self._accumulation.open_error("close()")
             if sys.exc_info()[0] is None:
@@ -348,6 +358,8 @@ class Engine:
         with self._setup.watchdog.phase("close"):
             self._setup.observers.tell(EngineClosed(self.steps))
             self._setup.close()
+        # The store would keep the optimizer, and with it memory of the device, in a cycle.
+        self.parameters_store.before_gradients = lambda: None
         self._tracked.clear()
         self._numbers = None
         self._accumulation.reset()
@@ -382,7 +394,8 @@ class Engine:
         self.skipped += outcome.skipped
         setup.watchdog.stepped(self.steps)
         if setup.observers or is_printed(setup, self.steps):
-            tell_step(setup, self._event(outcome))
+            with self._guard.doing("report of a step", step=False, timed=False):
+                tell_step(setup, self._event(outcome))
         return not outcome.skipped
 
     def _event(self, outcome: Outcome) -> StepTaken:

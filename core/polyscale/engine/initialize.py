@@ -18,7 +18,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from polyscale.claims import check_dtype
 from polyscale.discovery import load
+from polyscale.engine import out_of_memory
 from polyscale.engine.agreeing import agree, agree_on_optimizer
 from polyscale.engine.batches import LossFunction
 from polyscale.engine.engine import Engine
@@ -97,9 +99,12 @@ def initialize(
                 model, runtime, names, optimizer=optimizer, lr_scheduler=lr_scheduler, data=data, topology=topology
             )
     except BaseException as error:
-        if isinstance(error, Exception) and not isinstance(error, PolyscaleError):
+        memory = isinstance(error, Exception) and out_of_memory.found_in(error) is not None
+        if isinstance(error, Exception) and (memory or not isinstance(error, PolyscaleError)):
             runtime.watchdog.failed(error)
         runtime.watchdog.stop()
+        if memory:
+            raise out_of_memory.of_start(runtime, model, error) from error
         raise
     try:
         engine = Engine(setup, loss_fn=loss_fn)
@@ -164,10 +169,13 @@ def _build(
             "precision", config.precision, plugin_context(config.precision, config, accelerator)
         )
         policy = with_automatic_pins(precision.policy(), config, model)
+        for dtype in _computed_in(policy, names):
+            check_dtype(accelerator, short(dtype))
         norms = norm_parameters(model.named_modules())
         applied = _spread(model, runtime, topology, policy)
         undo.callback(applied.close)
         built = build_optimizer(optimizer, config, applied, names, accelerator, norms)
+        applied.replaced.clear()  # its keys would keep whole parameters on the device as long as the engine lives
         agree_on_optimizer(runtime.control, built)
         scaler = precision.scaler()
         setup = Setup(
@@ -223,6 +231,12 @@ def _spread(model: nn.Module, runtime: Runtime, topology: Topology, policy: Prec
     applied = runtime.parallelism.apply([Part(model)], context)
     assert isinstance(applied, DataParallelApplied)
     return applied
+
+
+def _computed_in(policy: PrecisionPolicy, names: dict[nn.Parameter, str]) -> list[torch.dtype]:
+    """Dtypes of the matrix products to come."""
+    own = {parameter.dtype for parameter in names if parameter.is_floating_point()}
+    return sorted(own if policy.parameter is None else {policy.parameter}, key=str)
 
 
 def _dtypes(policy: PrecisionPolicy, applied: DataParallelApplied) -> dict[str, str]:

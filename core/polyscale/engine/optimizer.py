@@ -18,7 +18,7 @@ from polyscale.hooks import PluginContext
 from polyscale.interfaces.accelerator import Accelerator
 from polyscale.interfaces.optimizer import Granularity, OptimizerFactory, OptimizerGroup
 from polyscale.interfaces.parallelism import DataParallelApplied
-from polyscale.optimizers import granularity_of, split_groups
+from polyscale.optimizers import WAYS_OUT, granularity_of, refuse_flat, split_groups
 from polyscale.parameters.names import public_name
 from polyscale.parameters.store import ParameterStore
 
@@ -76,8 +76,8 @@ def build_optimizer(
     if given is None:
         return _from_config(config, applied, accelerator, norms)
     if not isinstance(given, torch.optim.Optimizer):
-        trained = [store.optimizer_parameter(fqn, "tensor") for fqn, info in store.infos.items() if _trainable(info)]
-        made = given(trained)
+        handed = {_whole(store, fqn): fqn for fqn, info in store.infos.items() if _trainable(info)}
+        made = given(list(handed))
         if not isinstance(made, torch.optim.Optimizer):
             raise PolyscaleError(
                 f"The optimizer callable returned {type(made).__name__}",
@@ -91,10 +91,23 @@ def build_optimizer(
             for part in applied.parts
             for name, parameter in part.module.named_parameters(part.prefix)
         }
-        known = {**names, **by_module, **by_tensor}
+        known = {**names, **by_module, **by_tensor, **handed}
         _refuse_strangers(made, known)
         return _repoint(made, known, applied)
     return _repoint(given, names, applied)
+
+
+def _whole(store: ParameterStore, fqn: str) -> nn.Parameter:
+    """What a callable gets for a parameter: the store's own, or a stand-in of the whole shape where that is a fragment.
+
+    Callables look at shapes ("no weight decay for what has one dimension"), and the class that they make is not known
+    before. A stand-in takes the memory of one element, and what the engine trains takes its place afterwards.
+    """
+    info, own = store.infos[fqn], store.optimizer_parameter(fqn, "tensor")
+    if tuple(own.shape) == info.shape:
+        return own
+    one = torch.zeros((), dtype=own.dtype, device=own.device)
+    return nn.Parameter(one.expand(info.shape), requires_grad=own.requires_grad)
 
 
 def _repoint(
@@ -102,6 +115,8 @@ def _repoint(
 ) -> torch.optim.Optimizer:
     granularity = granularity_of(optimizer)
     store = applied.store
+    if store.flat:
+        refuse_flat(optimizer, granularity)
     fresh = {names[p]: (p, state) for p, state in optimizer.state.items() if isinstance(p, nn.Parameter)}
     optimizer.state.clear()
     for group in optimizer.param_groups:
@@ -153,8 +168,7 @@ def take_step(optimizer: torch.optim.Optimizer, granularity: Granularity) -> Non
         raise UnsupportedError(
             f"Optimizer {type(optimizer).__name__} over sharded parameters",
             why=f"this torch cannot run it on DTensors ({text})",
-            fix="Use an optimizer that works element by element (AdamW, SGD, Lion, ...), Muon, or stage 0; a class of "
-            "your own that does so says granularity = 'element'",
+            fix=WAYS_OUT,
         ) from error
 
 
@@ -168,6 +182,8 @@ def _from_config(
     params = factory.check(dict(section.params))
     granularity: Granularity = factory.granularity
     store = applied.store
+    if store.flat:
+        refuse_flat(factory, granularity, name=section.type)
     groups = [
         OptimizerGroup(members, dict(options))
         for fqns, options in split_groups(section, store.infos, norms=norms)

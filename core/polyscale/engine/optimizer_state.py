@@ -58,19 +58,23 @@ def optimizer_tensors(setup: Setup, names: Mapping[str, str] | None = None) -> d
     for fqn, stored in ({fqn: fqn for fqn in store.infos} if names is None else names).items():
         parameter = store.optimizer_parameter(fqn, store.granularity)
         for name, value in optimizer.state.get(parameter, {}).items():
-            if is_sharded_like(value, parameter):
+            if is_sharded_like(name, value, parameter):
                 local = local_tensor(value)
                 whole = LogicalTensor(store.infos[fqn].shape, local.dtype, store.fragments(fqn, local))
                 add_tensor(found, f"optimizer/{name}/{stored}", whole)
     return found
 
 
-def is_sharded_like(value: Any, parameter: torch.Tensor) -> bool:
-    """Whether an optimizer state is element by element beside its parameter."""
+def is_sharded_like(name: str, value: Any, parameter: torch.Tensor) -> bool:
+    """Whether the optimizer state ``name`` is element by element beside its parameter.
+
+    Beside a parameter without dimensions a counter looks the same, and must not depend on whether this rank holds such
+    a parameter as 0-dim or as a fragment; torch calls it ``step``.
+    """
     if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
         return False
     return value.dim() > 0 or (
-        value.dtype.is_floating_point and parameter.dim() == 0 and value.device == parameter.device
+        name != "step" and value.dtype.is_floating_point and parameter.dim() == 0 and value.device == parameter.device
     )
 
 
@@ -195,7 +199,7 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _describe(state: Mapping[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
-    like = {name: value for name, value in state.items() if is_sharded_like(value, parameter)}
+    like = {name: value for name, value in state.items() if is_sharded_like(name, value, parameter)}
     return {
         "tensors": {name: str(value.dtype).removeprefix("torch.") for name, value in like.items()},
         "scalars": {name: _scalar(value) for name, value in state.items() if name not in like},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ from polyscale.kinds import KINDS
 
 if TYPE_CHECKING:
     from polyscale.config import Config
+
+logger = logging.getLogger("polyscale")
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,22 @@ def _activate(accelerator: Accelerator) -> torch.device:
     """Make this rank's device the current one."""
     accelerator.activate()
     count = accelerator.device_count()
-    index = env.local_rank(env.launch().rank) % max(count, 1)
-    accelerator.set_device(index)
+    local_rank = env.local_rank(env.launch().rank)
+    said = shared_devices(env.launch().local_world_size, count, env.device_mask(accelerator.visible_devices_variable))
+    if said and accelerator.device_type != "cpu" and local_rank == 0:
+        logger.warning("accelerator %s: %s", accelerator.name, said)
+    accelerator.set_device(local_rank % max(count, 1))
     return accelerator.device()
+
+
+def shared_devices(ranks: int, devices: int, mask: str | None) -> str:
+    """Say that ``ranks`` of one host share fewer ``devices``; "" where they do not.
+
+    A launcher may show each rank one device of its own, by a mask: then one is as it should be.
+    """
+    if ranks <= max(devices, 1) or (devices == 1 and mask is not None):
+        return ""
+    fix = f"Start at most {devices} on this host, or unset the mask {mask!r}" if mask else f"Start at most {devices}"
+    return (
+        f"{ranks} ranks share {devices} visible device{'s' if devices > 1 else ''}, which some backends refuse. {fix}"
+    )

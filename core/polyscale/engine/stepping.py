@@ -6,7 +6,10 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from polyscale.engine.accumulation import Accumulation
+from polyscale.engine.intact import Intact
 from polyscale.engine.optimizer import take_step
 from polyscale.engine.setup import Setup
 from polyscale.engine.update import GradientNumbers, GradientScaling
@@ -41,7 +44,12 @@ class Outcome:
 
 
 class Stepper:
-    """Turns the gradients of an accumulation into an update. All calls are collective."""
+    """Turns the gradients of an accumulation into an update. All calls are collective.
+
+    Attributes:
+        torn: whether an update was interrupted in the middle, so that weights and optimizer states do not belong
+            together. A load mends it.
+    """
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
@@ -50,6 +58,7 @@ class Stepper:
         self._scaling = GradientScaling(self._store, setup.topology, setup.communication, setup.accelerator)
         self._skips_in_a_row = 0
         self._updating = False
+        self.torn = False
 
     @property
     def loss_scale(self) -> float:
@@ -92,14 +101,25 @@ class Stepper:
                 numbers, skipped, accumulation.mean_loss(), accumulation.done, self.rates(), self.loss_scale
             )
             if not skipped:
-                take_step(setup.optimizer, self._store.granularity)
-                self._store.written()
+                self._write(setup.optimizer)
         finally:
             self._updating = False
         self._gradients.clear()
         accumulation.reset()
         self._follow(skipped, culprit)
         return outcome
+
+    def _write(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take the optimizer's step: whole, or not at all, or known to be torn."""
+        before = Intact(optimizer)
+        self.torn = True
+        try:
+            take_step(optimizer, self._store.granularity)
+        except BaseException as error:
+            self.torn = not before.restore(error)
+            raise
+        self._store.written()
+        self.torn = False
 
     def _follow(self, skipped: bool, culprit: str | None) -> None:
         """Move loss scale and schedule."""

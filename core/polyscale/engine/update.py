@@ -16,6 +16,7 @@ import torch
 from polyscale.errors import PolyscaleError
 from polyscale.interfaces.accelerator import Accelerator
 from polyscale.interfaces.communication import Communication
+from polyscale.parameters.norms import sums_of_squares
 from polyscale.parameters.store import ParameterStore
 from polyscale.topology import Topology
 
@@ -109,8 +110,8 @@ class GradientScaling:
         world = self._topology.world_size
         totals = torch.zeros(2, dtype=self._dtype, device=self._device)
         for multiplicity, gradients in by_multiplicity.items():
-            norms = torch.stack(torch._foreach_norm(gradients)).to(self._dtype)
-            totals[0] += norms.square().sum() / multiplicity
+            sums = sums_of_squares(gradients, dtype=self._dtype, device=self._device)
+            totals[0] += sums.sum() / multiplicity
         if weight is not None:
             totals[1] = weight * self._topology.dp_size / world
         # Which multiplicities exist is the same on all ranks, so all skip the collective or none does.

@@ -1,9 +1,11 @@
 """Optimizer: a factory of ``torch.optim.Optimizer`` objects, and the granularity at which its mathematics works.
 
 ``element``: every element is updated by itself, so it may be given any fragment of a parameter as a flat local tensor.
-``tensor``: it needs norms of whole parameters; it is given what the data-parallel plugin calls a parameter (a DTensor
-under fsdp2), whose norms are global. ``matrix``: it needs whole matrices, and gathers them through the store.
-An unknown class counts as ``tensor``.
+``norm``: it needs norms of whole parameters or updates besides, and asks the store for them (``ParameterStore.norms``);
+it is given local fragments. ``matrix``: it needs whole matrices, and gathers them through the store; it is given local
+fragments. ``tensor``: it looks at whole parameters by itself; it is given what the data-parallel plugin calls a
+parameter (a DTensor under fsdp2, whose norms are global), and refused where that is a flat range of one. An unknown
+class counts as ``tensor``.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
     from polyscale.parameters.store import ParameterStore
 
-Granularity = Literal["element", "tensor", "matrix"]
+Granularity = Literal["element", "norm", "matrix", "tensor"]
 
 
 @dataclass

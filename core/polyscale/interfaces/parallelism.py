@@ -8,7 +8,7 @@ several per rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -28,10 +28,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Part:
-    """A module that this rank runs, and the prefix of its parameters' names in the whole model ("" for all of it)."""
+    """A module that this rank runs.
+
+    Attributes:
+        module: the module.
+        prefix: what its parameters' names begin with in the whole model; "" for all of it.
+    """
 
     module: nn.Module
     prefix: str = ""
+
+    def named_modules(self, *, every_name: bool = False) -> Iterator[tuple[str, nn.Module]]:
+        """Modules and their names in the whole model; ``every_name``: a module in two places comes twice."""
+        for name, module in self.module.named_modules(remove_duplicate=not every_name):
+            yield ".".join(filter(None, (self.prefix.rstrip("."), name))), module
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,21 @@ class Applied:
     close: Callable[[], None] = lambda: None
 
 
+@dataclass(frozen=True)
+class Holding:
+    """Memory that a data-parallel plugin uses beside masters, their gradients and the optimizer's states.
+
+    Attributes:
+        kind: what it is, in the plural ("gathered parameters", "gradient buckets").
+        name: whose it is: a parameter, a unit.
+        tensor: the memory; several views of one storage count once.
+    """
+
+    kind: str
+    name: str
+    tensor: torch.Tensor
+
+
 @dataclass
 class DataParallelApplied(Applied):
     """What a data-parallel plugin did.
@@ -89,13 +114,16 @@ class DataParallelApplied(Applied):
         gradients: reduced gradients from backwards.
         explain: turns an exception of forward or backward that the spreading caused into one a user understands, or
             returns None.
-        recover: brings modules and gradients back to idle after such an exception; called before the next forward.
+        recover: brings modules and gradients back to idle after such an exception, and frees what it has left; called
+            before the next forward, and at once when memory has run out.
+        holdings: what it holds in memory just now, for the message when memory runs out.
     """
 
     store: ParameterStore = None  # type: ignore[assignment]
     gradients: GradientSynchronizer = None  # type: ignore[assignment]
     explain: Callable[[Exception], PolyscaleError | None] = lambda error: None
     recover: Callable[[], None] = lambda: None
+    holdings: Callable[[], Iterable[Holding]] = lambda: ()
 
 
 class GradientSynchronizer(Protocol):

@@ -6,6 +6,7 @@ axis that does not cut replicates; of replicas, the rank at coordinate 0 owns th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,3 +56,52 @@ def sharded_region(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...
         elif coordinate[axis] != 0:
             region = Region(region.offsets, region.sizes, owner=False)
     return region
+
+
+@dataclass(frozen=True)
+class RangeBox:
+    """A block that lies together in a flattened tensor: first indices, lengths, and its first element."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    start: int
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.sizes)
+
+
+def range_boxes(shape: tuple[int, ...], start: int, stop: int) -> list[RangeBox]:
+    """Cut the elements from ``start`` to ``stop`` of a flattened tensor of ``shape`` into blocks of the tensor.
+
+    Each block lies together in the flattened tensor; there are at most ``2 * len(shape) - 1`` of them, in order.
+    """
+    if start >= stop:
+        return []
+    if not shape:
+        return [RangeBox((), (), start)]
+    row = math.prod(shape[1:])
+    first, last = start // row, (stop - 1) // row
+    if len(shape) == 1:
+        return [RangeBox((start,), (stop - start,), start)]
+    if first == last and (start % row or stop % row):
+        return _in_row(shape, first, start - first * row, stop - first * row)
+    boxes = []
+    if start % row:
+        boxes += _in_row(shape, first, start - first * row, row)
+        first += 1
+    whole = stop // row - first
+    if whole > 0:
+        boxes.append(RangeBox((first, *(0 for _ in shape[1:])), (whole, *shape[1:]), first * row))
+    if stop % row:
+        boxes += _in_row(shape, last, 0, stop - last * row)
+    return boxes
+
+
+def _in_row(shape: tuple[int, ...], index: int, start: int, stop: int) -> list[RangeBox]:
+    row = math.prod(shape[1:])
+    return [
+        RangeBox((index, *box.offsets), (1, *box.sizes), index * row + box.start)
+        for box in range_boxes(shape[1:], start, stop)
+    ]

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from polyscale.errors import PolyscaleError
+
 _ATTRIBUTE = "_polyscale_history"
 
 
@@ -121,7 +123,7 @@ def history_of(tensor: Any) -> History | None:
         return None
     try:
         return getattr(tensor.untyped_storage(), _ATTRIBUTE, None)
-    except (NotImplementedError, RuntimeError):  # sparse tensors and wrappers have no storage
+    except (NotImplementedError, RuntimeError, PolyscaleError):  # sparse tensors, wrappers and freed shards have none
         return None
 
 

@@ -23,14 +23,19 @@ from polyscale.interfaces.optimizer import Granularity
 from polyscale.interfaces.parallelism import ParallelContext, Part
 from polyscale.parameters.info import ParamInfo
 from polyscale.parameters.names import public_name
+from polyscale.parameters.norms import sums_of_squares
 
 
 class ShardedStore(ABC):
     """Base class of parameter stores. See ``polyscale.parameters.store.ParameterStore`` for the contract."""
 
+    flat = False
+
     def __init__(self, parts: list[Part], infos: dict[str, ParamInfo], context: ParallelContext) -> None:
         self.infos: Mapping[str, ParamInfo] = infos
         self._topology, self._communication = context.topology, context.communication
+        wide = "fp64" in context.accelerator.capabilities.dtypes
+        self._device, self._wide = context.device, torch.float64 if wide else torch.float32
         self._canonical = {name: info.fqn for info in infos.values() for name in info.names}
         self._places = _places(parts)
         self._optimizer: torch.optim.Optimizer | None = None
@@ -168,6 +173,19 @@ class ShardedStore(ABC):
             for name in info.names:
                 yield name, full
 
+    @torch.no_grad()
+    def norms(self, *locals: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+        """See the Protocol: sums of squares, divided by how many ranks hold each element, added over all ranks."""
+        tensors = [tensor for mapping in locals for tensor in mapping.values()]
+        held = [self.infos[self.canonical(name)].multiplicity for mapping in locals for name in mapping]
+        squares = sums_of_squares(tensors, dtype=self._wide, device=self._device)
+        # Which multiplicities occur is the same on all ranks, so all skip the collective or none does.
+        if any(ranks != self._topology.world_size for ranks in held):
+            squares /= torch.tensor(held, dtype=self._wide, device=self._device)
+            self._communication.all_reduce(squares, self._topology.group("norm")).wait()
+        values = iter(squares.sqrt_().unbind())
+        return [{name: next(values) for name in mapping} for mapping in locals]
+
     @contextlib.contextmanager
     def gathered(self, params: Iterable[str | nn.Parameter], modify: bool = False) -> Iterator[dict[str, torch.Tensor]]:
         """See the Protocol."""
@@ -243,9 +261,9 @@ def _places(parts: list[Part]) -> dict[str, list[tuple[nn.Module, str]]]:
     """Name -> where the module tree holds it. Every name of a tied parameter is listed, none twice."""
     places: dict[str, list[tuple[nn.Module, str]]] = {}
     for part in parts:
-        for module_name, module in part.module.named_modules(remove_duplicate=False):
+        for module_name, module in part.named_modules(every_name=True):
             for attribute, parameter in module._parameters.items():
                 if parameter is not None:
-                    name = public_name(".".join(filter(None, (part.prefix.rstrip("."), module_name, attribute))))
+                    name = public_name(".".join(filter(None, (module_name, attribute))))
                     places.setdefault(name, []).append((module, attribute))
     return places

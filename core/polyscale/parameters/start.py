@@ -41,15 +41,20 @@ def broadcast_from_first(tensor: torch.Tensor, context: ParallelContext) -> None
 
 @torch.no_grad()
 def fill_whole(parts: list[Part], context: ParallelContext) -> None:
-    """Give every module its whole starting values on the device; a parameter on the meta device becomes a new one."""
+    """Give every module its whole starting values on the device.
+
+    A parameter on the meta device becomes a new one, and so does one on the host where torch cannot put memory of the
+    device into it (devices that are not in torch itself).
+    """
     made: dict[int, nn.Parameter] = {}
     for part in parts:
-        for name, module in part.module.named_modules():
-            prefix = ".".join(filter(None, (part.prefix, name)))
+        for prefix, module in part.named_modules():
             for attribute, parameter in list(module._parameters.items()):
                 if parameter is not None:
                     fqn = f"{prefix}.{attribute}" if prefix else attribute
-                    module._parameters[attribute] = _whole_parameter(fqn, parameter, context, made)
+                    whole = _whole_parameter(fqn, parameter, context, made)
+                    if whole is not parameter:
+                        setattr(module, attribute, whole)  # recurrent modules keep lists of theirs, which this renews
             fill_buffers(module, prefix, context)
 
 
@@ -76,9 +81,19 @@ def _whole_parameter(
     if parameter.is_meta:
         result = nn.Parameter(start_value(fqn, parameter, context), requires_grad=parameter.requires_grad)
     else:
-        result = parameter
-        result.data = parameter.data.to(context.device)
+        result = _moved(parameter, context.device)
         if context.topology.dp_size > 1 and parameter.numel():
             broadcast_from_first(local_tensor(result.data), context)
     made[id(parameter)] = result
     return result
+
+
+def _moved(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
+    data = parameter.data.to(device)
+    try:
+        parameter.data = data
+    except RuntimeError:  # "incompatible tensor type"
+        moved = nn.Parameter(data, requires_grad=parameter.requires_grad)
+        vars(moved).update(vars(parameter))
+        return moved
+    return parameter

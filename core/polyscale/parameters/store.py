@@ -29,12 +29,15 @@ class ParameterStore(Protocol):
     Attributes:
         infos: every parameter by its canonical name.
         granularity: that of the attached optimizer.
+        flat: whether optimizers get 1-D ranges of tensors from it, so that none sees the shape of a whole one; an
+            optimizer of granularity "tensor" is then refused.
         gathering: how many ``gathered`` contexts are open.
         before_gradients: set by the engine; reduces what is pending.
     """
 
     infos: Mapping[str, ParamInfo]
     granularity: Granularity
+    flat: bool
     gathering: int
     before_gradients: Callable[[], None]
 
@@ -64,6 +67,18 @@ class ParameterStore(Protocol):
 
     def extract(self, fqn: str, full: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of ``full`` (shaped like ``self.local(fqn)``). Not collective."""
+
+    def norms(self, *locals: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+        """The 2-norms of whole tensors of which each rank gives its local part (of any shape, possibly empty).
+
+        Each mapping goes from names of parameters to tensors that are cut as ``self.local(name)`` is: parameters,
+        updates, ... There is one all-reduce for all of them, and none where every rank holds every element. All ranks
+        give the same names in the same order. Collective.
+
+        Returns:
+            A mapping for each one given, with its names: 0-dim tensors on the device, fp64 where it has that, else
+            fp32; equal on all ranks.
+        """
 
     def written(self, names: Iterable[str] | None = None) -> None:
         """Masters were changed in place: bring what the model computes with up to date (None: all)."""

@@ -1,4 +1,7 @@
-"""One small all-reduce per update: which parameters had a gradient anywhere, and do the ranks count alike."""
+"""One small all-reduce per update: which parameters had a gradient anywhere, and do the ranks count alike.
+
+Also the error for gradients that no engine has asked for.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from polyscale.errors import RankError
+from polyscale.errors import PolyscaleError, RankError
 from polyscale.interfaces.parallelism import ParallelContext
 
 
@@ -50,3 +53,13 @@ class UsageAgreement:
                     fix="Make the same calls on every rank (forward, backward, weight=, step, flush)",
                 )
         return [bool(value) for value in answer[: len(flags)]]
+
+
+def outside_backward(fqn: str) -> PolyscaleError:
+    """The error for a gradient that arrives while the engine which trains the parameter runs no backward."""
+    return PolyscaleError(
+        f"A gradient of {fqn!r} outside engine.backward() of the engine that trains it",
+        why="it would be added to an accumulation that knows nothing of it (loss.backward(), or the loss of another "
+        "engine's model)",
+        fix="Call backward(loss) of the engine whose model computed the loss",
+    )

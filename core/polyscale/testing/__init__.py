@@ -21,11 +21,14 @@ has 60 s (``timeout=``). When a rank raises, ends (``os._exit``, a signal) or do
 tells for every rank what it did, wrote and where it stood, and the next case gets new processes: catch what you expect
 inside the function, it is faster. Modules stay loaded between cases; environment variables, set by ``env=``, do not.
 
+``ranks(2, accelerator="sim")`` gives ranks that have activated that accelerator, with its default communication and
+device rank modulo count current; they are other processes than those of another accelerator, or of none.
+
 The processes are forked from one that has imported torch, and end with the test process, however it ends.
 :func:`close_pools` ends them earlier; :func:`pool_reports` says what they cost.
 
-**Fresh processes.** :func:`ranks_once` starts new interpreters, for cases about kill -9, exit codes and start-up, and
-returns an :class:`Outcome` per rank.
+**Fresh processes.** :func:`ranks_once` is for cases about kill -9, exit codes and start-up: processes that end with the
+script or function that they run, and an :class:`Outcome` for each rank.
 
 **Parity.** ``polyscale.testing.parity`` trains small awkward models on 2 ranks and compares losses, weights and
 gradient norms with one process of plain torch on the joined batch. A data-parallel plugin, a communication backend or
@@ -39,8 +42,15 @@ an accelerator passes by::
     def test_parity(case):
         parity.check(case, SUITE.result(case))
 
+**Devices.** ``polyscale.testing.real_device`` checks an accelerator on its hardware: every method, every declared
+capability, a training against float64. Where the hardware is absent, ``polyscale.testing.stand_in`` makes a module that
+has the names and signatures recorded by ``polyscale.testing.signatures`` and no others, and
+``polyscale.testing.device_checks`` calls every method over it. Such a module changes torch for the whole process:
+``polyscale.testing.alone`` runs a function in a process of its own.
+
 **The rest.** :func:`count_collectives` records launches by kind, size and order. :func:`assert_close_to_oracle` and
 :func:`assert_no_farther` compare named tensors. :func:`tiny_gpt2` is a real architecture that fits every test.
+:func:`settled_memory` reads the bytes in use on a device when they have stopped changing.
 """
 
 from __future__ import annotations
@@ -64,6 +74,7 @@ _LAZY = {
     "pool_reports": "pool",
     "ranks": "pool",
     "ranks_once": "once",
+    "settled_memory": "memory",
     "tiny_gpt2": "models",
 }
 
@@ -79,6 +90,7 @@ if TYPE_CHECKING:
     from polyscale.testing.failures import RankFailure as RankFailure
     from polyscale.testing.failures import RanksFailed as RanksFailed
     from polyscale.testing.failures import RemoteError as RemoteError
+    from polyscale.testing.memory import settled_memory as settled_memory
     from polyscale.testing.models import tiny_gpt2 as tiny_gpt2
     from polyscale.testing.once import Outcome as Outcome
     from polyscale.testing.once import ranks_once as ranks_once

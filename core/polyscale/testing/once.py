@@ -1,8 +1,11 @@
-"""Ranks that are fresh processes, for what a reused process cannot show: kill -9, exit codes, start-up, signals."""
+"""Ranks that are fresh processes, for what a reused process cannot show: kill -9, exit codes, start-up, signals.
+
+Notable: a script is run by an interpreter of its own. A function is called in a fork of the process that has imported
+torch (see ``zygote``), which saves seconds and ends as a program does: excepthook, exit handlers, exit code.
+"""
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
 import signal
@@ -17,11 +20,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from polyscale.testing import shipping
+from polyscale.testing.pool import zygote
+from polyscale.testing.rank_process import Program, loopback
 
-_RUN_FUNCTION = (
-    "import base64, sys; from polyscale.testing import shipping; "
-    "function, args = shipping.loads(base64.b64decode(sys.argv[1])); function(*args)"
-)
+Target = str | Path | Callable[..., Any]
+Folder = str | Path | None
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,11 @@ class Outcome:
 
 def ranks_once(
     n: int,
-    target: str | Path | Callable[..., Any],
+    target: Target,
     *args: Any,
     timeout: float = 60.0,
     env: Mapping[str, str] | None = None,
-    cwd: str | Path | None = None,
+    cwd: Folder = None,
 ) -> list[Outcome]:
     """Run ``target`` in ``n`` new processes with torchrun's environment variables, and wait until all have ended.
 
@@ -62,13 +65,15 @@ def ranks_once(
         target: path of a script, or a function at the top level of a file.
         args: arguments: strings of the command line for a script, pickled objects for a function.
         timeout: seconds for all; what still runs then is killed.
-        env: environment variables to add.
+        env: environment variables to add; a function's process has imported torch and the plugins before they are set.
         cwd: working directory.
     """
-    command = _command(target, args)
+    if callable(target):
+        shipping.check_shippable(target)
+        zygote()
     port = str(_free_port())
     started = time.monotonic()
-    running = [_Process(rank, command, _environment(rank, n, port, env), cwd) for rank in range(n)]
+    running = [_Process(rank, target, args, _environment(rank, n, port, env), cwd) for rank in range(n)]
     try:
         while any(process.alive() for process in running) and time.monotonic() < started + timeout:
             time.sleep(0.02)
@@ -79,16 +84,7 @@ def ranks_once(
     return [process.outcome(timed_out, started) for process, timed_out in zip(running, ended, strict=True)]
 
 
-def _command(target: str | Path | Callable[..., Any], args: tuple[Any, ...]) -> list[str]:
-    if not callable(target):
-        return [sys.executable, str(target), *map(str, args)]
-    shipping.check_shippable(target)
-    payload = base64.b64encode(shipping.dumps((target, args))).decode()
-    return [sys.executable, "-c", _RUN_FUNCTION, payload]
-
-
 def _environment(rank: int, n: int, port: str, env: Mapping[str, str] | None) -> dict[str, str]:
-    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "")
     launch = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -98,8 +94,7 @@ def _environment(rank: int, n: int, port: str, env: Mapping[str, str] | None) ->
         "MASTER_PORT": port,
         "OMP_NUM_THREADS": "1",
     }
-    gloo = {"GLOO_SOCKET_IFNAME": loopback} if loopback else {}
-    return dict(os.environ) | launch | gloo | dict(env or {})
+    return dict(os.environ) | launch | loopback() | dict(env or {})
 
 
 def _free_port() -> int:
@@ -111,19 +106,25 @@ def _free_port() -> int:
 class _Process:
     """One process, its output in unlinked files."""
 
-    def __init__(self, rank: int, command: list[str], env: dict[str, str], cwd: str | Path | None) -> None:
+    def __init__(self, rank: int, target: Target, args: tuple[Any, ...], env: dict[str, str], cwd: Folder) -> None:
         self.rank = rank
         self.ended = 0.0
         self.files: list[IO[bytes]] = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115 (closed in outcome)
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=self.files[0],
-            stderr=self.files[1],
-            env=env,
-            cwd=cwd,
-            start_new_session=True,
-        )
+        output, errors = self.files
+        self.process: subprocess.Popen[bytes] | Program
+        if callable(target):
+            payload = shipping.dumps((target, args))
+            self.process = zygote().program(payload, output, errors, env, str(cwd or Path.cwd()))
+        else:
+            self.process = subprocess.Popen(
+                [sys.executable, str(target), *map(str, args)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                env=env,
+                cwd=cwd,
+                start_new_session=True,
+            )
 
     def alive(self) -> bool:
         if self.process.poll() is None:
@@ -144,4 +145,4 @@ class _Process:
             texts.append(file.read().decode(errors="replace"))
             file.close()
         seconds = (self.ended or time.monotonic()) - started
-        return Outcome(self.rank, self.process.returncode, texts[0], texts[1], timed_out, seconds)
+        return Outcome(self.rank, self.process.wait(), texts[0], texts[1], timed_out, seconds)

@@ -6,8 +6,8 @@ Notable: after a failure the whole pool is killed and a new one forked for the n
 
 from __future__ import annotations
 
+import atexit
 import functools
-import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,11 +16,12 @@ from typing import Any
 
 from polyscale.testing import shipping
 from polyscale.testing.failures import RankFailure, RanksFailed
-from polyscale.testing.rank_process import GRACE_S, RankProcess, ZygoteProcess
+from polyscale.testing.rank_process import GRACE_S, RankProcess, ZygoteProcess, loopback
 
 CASE_TIMEOUT_S = 60.0
 GROUP_TIMEOUT_S = 30.0
 START_TIMEOUT_S = 120.0
+ACTIVATION_TIMEOUT_S = 400.0
 DUMP_S = 0.3
 
 
@@ -34,9 +35,17 @@ class PoolReport:
     replaced: int
 
 
-def ranks(n: int, *, backend: str = "gloo") -> RankPool:
-    """Return the pool of ``n`` ranks of this process; its processes start with its first case."""
-    return _pool(n, backend)
+def ranks(n: int, *, backend: str = "", accelerator: str = "cpu") -> RankPool:
+    """Return the pool of ``n`` ranks of this process; its processes start with its first case.
+
+    Args:
+        n: number of ranks.
+        backend: of the default process group, or the communication plugin it is of; "": the accelerator's (gloo for
+            cpu).
+        accelerator: name of the accelerator plugin that each rank activates, once. Ranks of another accelerator are
+            other processes, because a device that was registered with torch stays.
+    """
+    return _pool(n, backend, accelerator)
 
 
 def close_pools() -> None:
@@ -58,15 +67,20 @@ class RankPool:
 
     Args:
         n: number of ranks.
-        backend: backend of the default process group, as for ``torch.distributed.init_process_group``.
+        backend: backend of the default process group, as for ``torch.distributed.init_process_group``, or a
+            communication plugin's name; "": the accelerator's.
+        accelerator: name of the accelerator plugin that each rank activates before its first group.
         group_timeout: seconds until a collective gives up.
     """
 
-    def __init__(self, n: int, *, backend: str = "gloo", group_timeout: float = GROUP_TIMEOUT_S) -> None:
+    def __init__(
+        self, n: int, *, backend: str = "", accelerator: str = "cpu", group_timeout: float = GROUP_TIMEOUT_S
+    ) -> None:
         if n < 1:
             raise ValueError(f"a pool needs at least 1 rank, not {n}")
         self.world = n
         self.backend = backend
+        self.accelerator = accelerator
         self.group_timeout = group_timeout
         self.cases = 0
         self.replaced = 0
@@ -105,7 +119,7 @@ class RankPool:
             self.cases += 1
             for process in self._ranks:
                 process.begin("case", self.cases, dict(env or {}), seed, payload)
-            self._collect(time.monotonic() + timeout, function.__qualname__)
+            self._collect(time.monotonic() + timeout, f"{function.__qualname__}()")
             results = [process.answer[1] for process in self._ranks]
             self._clean()
         except BaseException:
@@ -128,20 +142,27 @@ class RankPool:
 
     def _start(self) -> None:
         started = time.monotonic()
-        zygote = _zygote()
+        source = zygote()
         env = _rank_environment()
-        self._ranks = [
-            zygote.fork(rank, self.world, backend=self.backend, group_timeout=self.group_timeout, env=env)
-            for rank in range(self.world)
-        ]
+        group = {"backend": self.backend, "accelerator": self.accelerator, "group_timeout": self.group_timeout}
+        self._ranks = [source.fork(rank, self.world, group=group, env=env) for rank in range(self.world)]
         first = self._ranks[0]
         first.begin("listen")
         if not first.wait(time.monotonic() + START_TIMEOUT_S) or first.answer[0] != "port":
             raise RanksFailed("starting the pool", tuple(self._failures()))
         for process in self._ranks:
             process.send("connect", first.answer[1])
+        self._activate()
         if not self.start_seconds:
             self.start_seconds = time.monotonic() - started
+
+    def _activate(self) -> None:
+        """Let every rank activate its accelerator, which may build a kernel module first."""
+        if self.accelerator == "cpu":
+            return
+        for process in self._ranks:
+            process.begin("activate")
+        self._collect(time.monotonic() + ACTIVATION_TIMEOUT_S, "activating the accelerator")
 
     def _collect(self, deadline: float, case: str) -> None:
         """Wait for an answer of every rank; after the first failure the others get ``GRACE_S`` more."""
@@ -155,7 +176,7 @@ class RankPool:
             if any(process.failed for process in self._ranks):
                 deadline = min(deadline, time.monotonic() + GRACE_S)
         if any(process.waiting or process.failed for process in self._ranks):
-            raise RanksFailed(f"{case}()", tuple(self._failures()))
+            raise RanksFailed(case, tuple(self._failures()))
 
     def _failures(self) -> list[RankFailure]:
         stuck = [process for process in self._ranks if process.waiting]
@@ -177,14 +198,23 @@ class RankPool:
         self.close()
 
 
+def zygote() -> ZygoteProcess:
+    """The process that forks ranks; starts at the first call, which takes seconds, and again after it was killed."""
+    if not _zygote().lives:
+        _zygote.cache_clear()
+    return _zygote()
+
+
 @functools.cache
 def _zygote() -> ZygoteProcess:
-    return ZygoteProcess()
+    started = ZygoteProcess()
+    atexit.register(close_pools)  # before the zygote's own end, which leaves the files of the ranks open
+    return started
 
 
 @functools.cache
-def _pool(n: int, backend: str) -> RankPool:
-    return RankPool(n, backend=backend)
+def _pool(n: int, backend: str, accelerator: str) -> RankPool:
+    return RankPool(n, backend=backend, accelerator=accelerator)
 
 
 @functools.cache
@@ -194,6 +224,4 @@ def _pools() -> list[RankPool]:
 
 def _rank_environment() -> dict[str, str]:
     """Environment of every rank: loopback for gloo (no name to resolve), and waits that end before a case does."""
-    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "")
-    env = {"POLYSCALE_TIMEOUT": "20"}
-    return env | ({"GLOO_SOCKET_IFNAME": loopback} if loopback else {})
+    return {"POLYSCALE_TIMEOUT": "20", **loopback()}

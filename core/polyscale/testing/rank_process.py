@@ -19,11 +19,17 @@ from dataclasses import dataclass, field
 from multiprocessing import connection as mp
 from typing import IO, Any
 
-from polyscale.testing import shipping
+from polyscale.testing import framing, shipping
 from polyscale.testing.failures import PackedError, RankFailure
 
 GRACE_S = 5.0
 _NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def loopback() -> dict[str, str]:
+    """The variable that keeps gloo on the loopback interface, where it needs no host name that resolves."""
+    name = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "")
+    return {"GLOO_SOCKET_IFNAME": name} if name else {}
 
 
 @dataclass
@@ -98,10 +104,31 @@ class RankProcess:
             kill_group(self.pid)
 
     def reap(self) -> None:
-        """Wait for the end of a rank that is ending, and take its exit code."""
+        """Wait for the end of a rank that is ending, and take its exit code; all are killed with what forked them."""
         if self.exit_code is None:
-            self.exit_code = self.zygote.request("reap", self.pid)
+            self.exit_code = self.zygote.request("reap", self.pid) if self.zygote.lives else -signal.SIGKILL
             self.connection.close()
+
+
+@dataclass
+class Program:
+    """A forked program, with the names of ``subprocess.Popen``."""
+
+    pid: int
+    zygote: ZygoteProcess
+    returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+        if self.returncode is None:
+            self.returncode = self.zygote.request("poll", self.pid)
+        return self.returncode
+
+    def wait(self) -> int:
+        """Wait for its end, and kill it when that does not come."""
+        if self.returncode is None:
+            self.returncode = int(self.zygote.request("reap", self.pid))
+        return self.returncode
 
 
 class ZygoteProcess:
@@ -122,29 +149,40 @@ class ZygoteProcess:
         self._receive()
         atexit.register(self.close)
 
-    def fork(self, rank: int, world: int, *, backend: str, group_timeout: float, env: dict[str, str]) -> RankProcess:
-        """Fork a rank, with ``env`` beside the environment of the process."""
+    def fork(self, rank: int, world: int, *, group: dict[str, Any], env: dict[str, str]) -> RankProcess:
+        """Fork a rank, with ``env`` beside the environment of the process, for groups made as ``group`` says."""
         ours, theirs = mp.Pipe()
         output = tempfile.TemporaryFile(prefix="polyscale-rank")  # noqa: SIM115 (lives as long as the rank)
         launch = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
         settings = {
             "rank": rank,
             "world": world,
-            "backend": backend,
-            "group_timeout": group_timeout,
+            **group,
             "path": list(sys.path),
             "env": env | {name: str(value) for name, value in launch.items()},
         }
         message = shipping.dumps(("fork", settings))
-        socket.send_fds(self.control, [message], [theirs.fileno(), output.fileno()])
+        framing.send(self.control, message, [theirs.fileno(), output.fileno()])
         pid = self._receive()
         theirs.close()
         return RankProcess(rank, pid, ours, output, self)
 
+    def program(self, payload: bytes, output: IO[bytes], errors: IO[bytes], env: dict[str, str], cwd: str) -> Program:
+        """Fork a process that calls a shipped (function, arguments) and ends as a program of its own does."""
+        settings = {"env": env, "cwd": cwd, "path": list(sys.path)}
+        message = shipping.dumps(("program", settings, payload))
+        framing.send(self.control, message, [output.fileno(), errors.fileno()])
+        return Program(self._receive(), self)
+
     def request(self, *message: Any) -> Any:
         """Send a message and return the answer."""
-        self.control.sendall(shipping.dumps(message))
+        framing.send(self.control, shipping.dumps(message))
         return self._receive()
+
+    @property
+    def lives(self) -> bool:
+        """Whether it can be asked."""
+        return self.process.poll() is None
 
     def close(self) -> None:
         """End the process, and with it every rank."""
@@ -157,7 +195,7 @@ class ZygoteProcess:
             self.process.wait()
 
     def _receive(self) -> Any:
-        data = self.control.recv(1 << 16)
-        if not data:
+        message, _ = framing.receive(self.control)
+        if message is None:
             raise RuntimeError(f"the process that starts ranks ended with exit code {self.process.wait()}")
-        return shipping.loads(data)
+        return shipping.loads(message)

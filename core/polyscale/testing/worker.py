@@ -69,7 +69,9 @@ class _Rank:
         self.rank: int = settings["rank"]
         self.world: int = settings["world"]
         self.backend: str = settings["backend"]
+        self.accelerator: str = settings["accelerator"]
         self.group_timeout = timedelta(seconds=settings["group_timeout"])
+        self.device: Any = None
         self.server: Any = None
         self.port = 0
 
@@ -85,6 +87,21 @@ class _Rank:
     def connect(self, port: int) -> None:
         """Learn the port of the store."""
         self.port = port
+
+    def activate(self) -> None:
+        """Activate the accelerator, once; answer ("activated",)."""
+        from polyscale.discovery import load, select
+
+        try:
+            accelerator = load("accelerator", self.accelerator)
+            accelerator.activate()
+            self.device = accelerator
+            if not self.backend:
+                communication = select("communication", default=list(accelerator.communications))
+                self.backend = str(communication.backend(accelerator.device_type))
+            self._answer("activated")
+        except BaseException as error:
+            self._answer("error", traceback.format_exc(), _portable(error))
 
     def case(self, number: int, env: dict[str, str], seed: int, payload: bytes) -> None:
         """Run one case and answer ("result", value) or ("error", traceback, exception)."""
@@ -110,6 +127,8 @@ class _Rank:
             warnings.simplefilter("error")
             for pattern in ALLOWED_WARNINGS:
                 warnings.filterwarnings("ignore", pattern)
+            if self.device is not None:
+                self.device.set_device(self.rank % max(self.device.device_count(), 1))
             self._make_group(number)
             seed_everything(seed)
             function, args, kwargs = shipping.loads(payload)
@@ -120,7 +139,7 @@ class _Rank:
 
         store = dist.TCPStore("127.0.0.1", self.port, None, False, self.group_timeout)  # type: ignore[attr-defined]
         dist.init_process_group(
-            self.backend,
+            _backend(self.backend or "gloo"),
             store=dist.PrefixStore(f"case{number}", store),  # type: ignore[attr-defined]
             rank=self.rank,
             world_size=self.world,
@@ -135,6 +154,16 @@ class _Rank:
         sys.stdout.flush()
         sys.stderr.flush()
         self.connection.send_bytes(data)
+
+
+def _backend(name: str) -> str:
+    """The backend that torch knows as ``name``, or that the communication plugin of that name registers."""
+    from torch.distributed import Backend
+
+    from polyscale.discovery import load
+
+    known = ":" in name or name in Backend.backend_list
+    return name if known else str(load("communication", name).backend("cpu"))
 
 
 def seed_everything(seed: int) -> None:

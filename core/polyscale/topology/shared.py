@@ -35,7 +35,7 @@ class Shared:
     def __init__(self, world: ProcessGroup) -> None:
         self._world = weakref.ref(world)
         self._meshes: dict[tuple[str, tuple[str, ...], tuple[int, ...]], DeviceMesh] = {}
-        self._groups: dict[Parts, ProcessGroup] = {}
+        self._groups: dict[tuple[str, Parts], ProcessGroup] = {}
 
     @property
     def world(self) -> ProcessGroup:
@@ -67,18 +67,18 @@ class Shared:
             self._meshes[key] = init_device_mesh(device_type, shape, mesh_dim_names=axes)
         return self._meshes[key]
 
-    def group(self, parts: Parts) -> ProcessGroup:
-        """The group of this rank among ``parts``, which cut the whole world."""
+    def group(self, parts: Parts, use: str = "") -> ProcessGroup:
+        """The group of this rank among ``parts``, which cut the whole world; each ``use`` has groups of its own."""
         import torch.distributed as dist
 
         rank = dist.get_rank(self.world)
-        if parts not in self._groups:
+        if (use, parts) not in self._groups:
             made = [
                 dist.new_group(list(part), timeout=timedelta(seconds=env.timeout_s()), group_desc="polyscale_span")
                 for part in parts
             ]
-            self._groups[parts] = next(group for part, group in zip(parts, made, strict=True) if rank in part)
-        return self._groups[parts]
+            self._groups[use, parts] = next(group for part, group in zip(parts, made, strict=True) if rank in part)
+        return self._groups[use, parts]
 
 
 def shared() -> Shared:

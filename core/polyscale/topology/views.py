@@ -32,13 +32,16 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-Purpose = Literal["batch", "grad", "expert_grad", "norm", "control", "checkpoint"]
+Purpose = Literal["batch", "grad", "expert_grad", "shard", "replicate", "gather", "norm", "control", "checkpoint"]
 
 # The axes over which a group of each purpose spans; none: the whole world.
 _AXES_OF_PURPOSE: dict[str, tuple[str, ...]] = {
     "batch": ("dp_replicate", "dp_shard"),
     "grad": ("dp_replicate", "dp_shard", "sp"),
     "expert_grad": ("dp_replicate", "edp"),
+    "shard": ("dp_shard",),
+    "replicate": ("dp_replicate",),
+    "gather": ("dp_shard",),
     "norm": (),
 }
 
@@ -173,7 +176,9 @@ class Topology:
         """The process group of this rank for a purpose. Collective over the world on the first use of each.
 
         ``batch``: ranks with different samples. ``grad``: ranks over which gradients of dense parameters are summed.
-        ``expert_grad``: the same for parameters of experts. ``norm``: all ranks. ``control`` and ``checkpoint``: all
+        ``expert_grad``: the same for parameters of experts. ``shard``: ranks among which dense state is cut.
+        ``replicate``: ranks that hold the same shard of it. ``gather``: the ranks of ``shard`` in a group of its own,
+        so that gathers and reductions need no common order. ``norm``: all ranks. ``control`` and ``checkpoint``: all
         ranks over gloo, each of its own, so that they can be used from another thread while training goes on.
         """
         if purpose not in get_args(Purpose):
@@ -181,6 +186,8 @@ class Topology:
         if purpose in ("control", "checkpoint"):
             return self._own_group(purpose)
         common = self._check_open()
+        if purpose == "gather":
+            return common.group(parts_along(["dp_shard"], DENSE_AXES, self._sizes), use="gather")
         wide = [axis for axis in _AXES_OF_PURPOSE[purpose] if self._sizes[axis] > 1]
         if purpose == "norm" or math.prod(self._sizes[axis] for axis in wide) == self.world_size:
             return common.world
@@ -227,9 +234,12 @@ class Topology:
 
         self._check_open()
         if purpose not in self._own:
-            self._own[purpose] = dist.new_group(
+            group = dist.new_group(
                 backend="gloo", timeout=timedelta(seconds=env.timeout_s()), group_desc=f"polyscale_{purpose}"
             )
+            # A rank is done when its own connections stand. It must not close them while another still makes its own.
+            group.barrier().wait()
+            self._own[purpose] = group
         return self._own[purpose]
 
     def _check_open(self) -> Shared:

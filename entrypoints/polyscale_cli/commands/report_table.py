@@ -78,9 +78,17 @@ def _ops(rows: Sequence[OpRow]) -> Table | None:
         return None
     table = _table("name", "package", "devices", "status", "note")
     for row in rows:
-        devices = ", ".join(row.device_types) or "any"
-        table.add_row("", *map(escape, (row.name, row.owner, devices, row.status, row.why)))
+        table.add_row("", *map(escape, (row.name, _short(row.owner), "any", row.status, row.why)))
+        for kernel in row.kernels:
+            state = escape(kernel.state)
+            colour = "green" if kernel.state in ("prebuilt", "built") else "yellow"
+            named = map(escape, (f"  {kernel.module}", _short(kernel.owner), kernel.device_type))
+            table.add_row("", *named, f"[{colour}]{state}[/{colour}]", escape(kernel.note))
     return table
+
+
+def _short(distribution: str) -> str:
+    return distribution.removeprefix("polyscale-")
 
 
 def _facts(facts: Iterable[Fact]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from polyscale.kinds import KINDS
@@ -27,7 +28,8 @@ def _op(row: OpRow) -> dict[str, Any]:
     return {
         "name": row.name,
         "owner": row.owner,
-        "device_types": list(row.device_types),
+        "device_types": row.device_types,
         "status": row.status,
+        "kernels": list(map(asdict, row.kernels)),
         "why": row.why,
     }

@@ -33,22 +33,46 @@ class PluginRow:
 
 
 @dataclass(frozen=True)
+class KernelRow:
+    """A kernel of an operator.
+
+    Attributes:
+        device_type: of the tensors it takes.
+        module: the module that has it.
+        owner: the distribution it comes from.
+        state: of the module: "prebuilt", "built", "not built" or "cannot build".
+        note: why not, and what to do; "" when there is a build.
+    """
+
+    device_type: str
+    module: str
+    owner: str
+    state: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class OpRow:
     """One operator.
 
     Attributes:
         name: its name.
         owner: the distribution it comes from.
-        device_types: device types that have a kernel for it.
         status: "reference" (no kernel: PyTorch code runs), "kernels" (some are declared) or "broken".
+        kernels: the declared ones; PyTorch code runs where none of them is built, or can be.
         why: what is wrong with it; "" otherwise.
     """
 
     name: str
     owner: str
-    device_types: tuple[str, ...]
     status: str
+    kernels: tuple[KernelRow, ...] = ()
     why: str = ""
+
+    @property
+    def device_types(self) -> list[str]:
+        """Device types that have a kernel for it, sorted."""
+        return sorted({kernel.device_type for kernel in self.kernels})
 
 
 @dataclass(frozen=True)

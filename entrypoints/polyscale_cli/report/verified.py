@@ -3,7 +3,8 @@
 Notable: a record is a fact somebody measured, so it travels with the code it is about: ``verified.json`` in the
 member's package, a list of objects ``{hardware, driver, torch, commit, passed, date}`` where ``passed`` lists
 ``kind=name`` of what was tested and ``date`` is ISO 8601. The user's own tests add records in their state folder, in
-the same format. Of all records about a plugin the newest counts. Nothing is imported to read them.
+the same format. Of all records about a plugin the newest counts, and of those of one day the user's own. Nothing is
+imported to read them.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def verified(kind: str, name: str, value: str) -> str:
     """
     records = [*_packaged(value.partition(":")[0].partition(".")[0]), *_local(env.state_folder() / FILE)]
     about = [record for record in records if f"{kind}={name}" in record.passed]
-    return max(about, key=lambda record: record.date).hardware if about else NEVER
+    return max(reversed(about), key=lambda record: record.date).hardware if about else NEVER
 
 
 def record_verification(

@@ -10,8 +10,9 @@ from polyscale.discovery import load
 from polyscale.errors import PolyscaleError, RankError, UnsupportedError
 from polyscale.hooks import PluginContext
 from polyscale.testing import ranks
+from polyscale.testing.alone import alone
 
-NAMES = ("gloo", "nccl", "xccl", "hccl", "mpi")
+NAMES = ("gloo", "nccl", "xccl", "hccl", "tccl", "mpi")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -31,13 +32,23 @@ def test_backend_string_has_one_for_host_tensors():
     assert nccl.backend(device) == f"cpu:gloo,{device}:nccl"
     assert gloo.backend(device) == f"cpu:gloo,{device}:gloo"
     for made, wrong in ((nccl, "cpu"), (gloo, "meta")):
-        with pytest.raises(UnsupportedError, match=repr(wrong)):
+        with pytest.raises(UnsupportedError, match=repr(wrong)) as caught:
             made.backend(wrong)
+        assert "auto" not in caught.value.fix  # which may be what has chosen it
+        assert "communications" in caught.value.fix
+
+
+def without_a_group():
+    dist.destroy_process_group()
+    try:
+        load("communication", "gloo").barrier()
+    except PolyscaleError as error:
+        return str(error)
+    return "no error"
 
 
 def test_without_a_group_it_says_so():
-    with pytest.raises(PolyscaleError, match=r"polyscale\.initialize"):
-        load("communication", "gloo").barrier()
+    assert "polyscale.initialize" in alone(without_a_group)
 
 
 def collectives(dtype):

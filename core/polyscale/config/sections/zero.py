@@ -1,8 +1,8 @@
 """``zero_optimization``: what is sharded, and how.
 
 Notable: every key is typed, whatever its status, so that a data-parallel plugin that honours more of them (offload,
-quantized communication) finds checked values. The plugins here shard whole units (blocks of the model) with torch's
-fully_shard or replicate them; buckets and prefetch distances of another implementation therefore have no effect.
+quantized communication) finds checked values. A reason says why a key has no effect where the chosen plugin does not
+honour it: fsdp2 shards whole units with torch's fully_shard, which knows no buckets and prefetch distances.
 """
 
 from __future__ import annotations
@@ -169,7 +169,9 @@ class Stage3Keys(Section):
         reason="parameters are sharded after the model is initialised, or materialised from a seed",
     )
     log_trace_cache_warnings: bool = no_effect(False, "Warn when the fetch order changes.", reason=_LIVE)
-    enable_sanity_checks: bool = no_effect(False, "Check fetches.", reason="torch checks the state of its units")
+    enable_sanity_checks: bool = no_effect(
+        False, "Check fetches.", reason="ranks that gather different units are always found"
+    )
     leaf_module: LeafModuleSection = no_effect(
         LeafModuleSection, "Modules that are gathered as a whole.", reason="units are whole blocks already"
     )

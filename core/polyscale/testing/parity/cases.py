@@ -19,7 +19,7 @@ CLIP_AT = 0.5
 
 FACTORS: dict[str, tuple[Value, ...]] = {
     "accumulation": (1, 3),
-    "optimizer": ("sgd", "adamw", "muon", "lion"),
+    "optimizer": ("sgd", "adamw", "muon", "lion", "lamb"),
     "clipped": (False, True),
     "reuse": (False, True),
     "branch": ("none", "one-rank", "no-rank"),
@@ -35,6 +35,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}},
     "adamw": {"type": "AdamW", "params": {"lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}},
     "lion": {"type": "Lion", "params": {"lr": 0.003, "betas": [0.9, 0.99], "weight_decay": 0.1}},
+    "lamb": {"type": "Lamb", "params": {"lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.1}},
     "muon": {
         "type": "Muon",
         "params": {
@@ -109,6 +110,11 @@ class Case:
     stage: int
     backends: tuple[tuple[str, str], ...] = ()
     extra: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def accelerator(self) -> str:
+        """Name of the accelerator, cpu unless ``backends`` names another."""
+        return dict(self.backends).get("accelerator", "cpu")
 
     def config(self) -> dict[str, Any]:
         """The configuration for ``polyscale.initialize``."""

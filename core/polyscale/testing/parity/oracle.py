@@ -1,6 +1,6 @@
 """The oracle: one process, plain torch, the joined batch of all ranks and micro-steps.
 
-Notable: nothing of polyscale is used. ``torch.optim`` gives SGD and AdamW; Lion and Muon are written from the papers.
+Notable: nothing of polyscale is used. ``torch.optim`` gives SGD and AdamW; the others are written from their papers.
 The joined batch is a sum of backwards over its parts, each with its share of the mean, because the parts of different
 ranks may use different branches.
 """
@@ -106,6 +106,8 @@ def make_optimizers(kind: str, parameters: Named) -> list[torch.optim.Optimizer]
         return [torch.optim.AdamW([value for _, value in named], **options)]
     if kind == "lion":
         return [Lion([value for _, value in named], **options)]
+    if kind == "lamb":
+        return [Lamb([value for _, value in named], **options)]
     hidden = [value for name, value in named if value.ndim == 2 and name.split(".")[0] not in NOT_HIDDEN]
     others = [value for name, value in named if value.ndim != 2 or name.split(".")[0] in NOT_HIDDEN]
     decay, momentum = options["weight_decay"], options["momentum"]
@@ -134,6 +136,34 @@ class Lion(torch.optim.Optimizer):
                 c = beta1 * m + (1 - beta1) * w.grad
                 w.copy_(w - group["lr"] * (torch.sign(c) + group["weight_decay"] * w))
                 m.copy_(beta2 * m + (1 - beta2) * w.grad)
+
+
+class Lamb(torch.optim.Optimizer):
+    """You et al. 2020, "Large batch optimization for deep learning", algorithm 2; the ratio is held in [0.01, 10]."""
+
+    def __init__(
+        self, params: list[nn.Parameter], *, lr: float, betas: list[float], eps: float, weight_decay: float
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for x in group["params"]:
+                if x.grad is None:
+                    continue
+                state = self.state[x]
+                t = state["t"] = state.get("t", 0) + 1
+                m = state.setdefault("m", torch.zeros_like(x))
+                v = state.setdefault("v", torch.zeros_like(x))
+                m.copy_(beta1 * m + (1 - beta1) * x.grad)
+                v.copy_(beta2 * v + (1 - beta2) * x.grad**2)
+                r = (m / (1 - beta1**t)) / (torch.sqrt(v / (1 - beta2**t)) + group["eps"])
+                u = r + group["weight_decay"] * x
+                ratio = (x.norm() / u.norm()).clamp(0.01, 10.0) if x.norm() > 0 and u.norm() > 0 else 1.0
+                x.copy_(x - group["lr"] * ratio * u)
 
 
 class Muon(torch.optim.Optimizer):

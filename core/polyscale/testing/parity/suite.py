@@ -62,7 +62,8 @@ class Suite:
     def _run_batch(self, cases: Sequence[Case]) -> list[list[RankRun]]:
         """Return the runs of the first cases, up to the first that failed: by case, then by rank."""
         timeout = SECONDS_PER_BATCH + SECONDS_PER_CASE * len(cases)
-        by_rank = ranks(cases[0].task.world).run(run_batch, cases, self.factory, timeout=timeout)
+        pool = ranks(cases[0].task.world, accelerator=cases[0].accelerator)
+        by_rank = pool.run(run_batch, cases, self.factory, timeout=timeout)
         return [list(runs) for runs in zip(*by_rank, strict=True)]
 
 

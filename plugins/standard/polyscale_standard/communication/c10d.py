@@ -69,7 +69,7 @@ class C10dCommunication:
             raise UnsupportedError(
                 f"Communication {self.name!r} for device type {device_type!r}",
                 why=f"It moves tensors of {', '.join(known)}",
-                fix='Set "backends": {"communication": "auto"}',
+                fix="Name one that moves these, in backends.communication or in the accelerator's communications",
             )
         if device_type == "cpu":
             return self.name

@@ -20,6 +20,7 @@ _GLOO = Backend("gloo", MappingProxyType({**_WIDE, **_NARROW, **_INTEGERS}), hos
 _NCCL = Backend("nccl", MappingProxyType({**_WIDE, **_NARROW, **_INTEGERS}))
 _XCCL = Backend("xccl", MappingProxyType({**_WIDE, **_NARROW, **_INTEGERS}))
 _HCCL = Backend("hccl", MappingProxyType({"fp32": "fp32", **_NARROW, "int64": "int64", "int32": "int32"}))
+_TCCL = Backend("tccl", MappingProxyType({**_WIDE, **_NARROW, **_INTEGERS}))
 _MPI = Backend("mpi", MappingProxyType({**_WIDE, **_INTEGERS}), host=True)
 
 
@@ -55,6 +56,12 @@ class HcclPlugin(_C10dPlugin):
     """Hands over hccl."""
 
     _backend = _HCCL
+
+
+class TcclPlugin(_C10dPlugin):
+    """Hands over tccl."""
+
+    _backend = _TCCL
 
 
 class MpiPlugin(_C10dPlugin):

@@ -11,7 +11,7 @@ Distributed", section 3.2.3).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,10 +19,10 @@ from torch import nn
 
 from polyscale._torch import hook_after_accumulation
 from polyscale.interfaces.communication import Communication, Work
-from polyscale.interfaces.parallelism import ParallelContext
+from polyscale.interfaces.parallelism import Holding, ParallelContext
 from polyscale.parameters.inspect import as_dtensor
 from polyscale.parameters.sharded_store import local_tensor
-from polyscale.parameters.usage import UsageAgreement
+from polyscale.parameters.usage import UsageAgreement, outside_backward
 
 
 class Bucket:
@@ -70,6 +70,7 @@ class BucketedGradients:
         self._group = context.topology.group("grad") if context.topology.dp_size > 1 else None
         self._alone = context.topology.dp_size == 1
         self._reduction = context.precision.reduction
+        self._computed = computed
         self._masters = masters
         self._elements = elements
         trained = [name for name, parameter in computed.items() if parameter.requires_grad and parameter.numel()]
@@ -79,12 +80,13 @@ class BucketedGradients:
         self._usage = UsageAgreement(context, len(self._index) + len(self._buckets))
         self._used: set[str] = set()
         self._next = 0
-        self._reducing = self._given = False
+        self._reducing = self._given = self._open = False
         self._handles = [hook_after_accumulation(computed[name], self._make_hook(name)) for name in trained]
 
     def before_backward(self, *, last: bool, hold: bool) -> None:
         """See the Protocol: communicate in the last micro-step only."""
         self._reducing = last and not hold and not self._alone
+        self._open = True
         for bucket in self._buckets:
             bucket.missing = set(bucket.views)
         if self._given:  # by an early ``finish``: autograd must not add to the views
@@ -92,7 +94,7 @@ class BucketedGradients:
 
     def after_backward(self) -> None:
         """See the Protocol."""
-        self._reducing = False
+        self._reducing = self._open = False
 
     @torch.no_grad()
     def finish(self, equal: Sequence[int] = ()) -> None:
@@ -118,6 +120,21 @@ class BucketedGradients:
         self._take_back()
         self._used = set()
         self._next = 0
+
+    def recover(self) -> None:
+        """Drop what a forward or backward that raised has left: also gradients that no hook has taken."""
+        self._open = False
+        for name in self._bucket_of:
+            self._computed[name].grad = None
+        self.clear()
+
+    def holdings(self) -> Iterator[Holding]:
+        """The buckets, and the first rounds of those that are reduced twice."""
+        for bucket in self._buckets:
+            for name, view in bucket.views.items():
+                yield Holding("gradient buckets", name, view)
+                if bucket.first_round is not None:
+                    yield Holding("gradient buckets", f"first round of {name}", bucket.first_round)
 
     def close(self) -> None:
         """Remove the hooks and free the buffers."""
@@ -148,6 +165,9 @@ class BucketedGradients:
             gradient = parameter.grad
             if gradient is None:
                 return
+            if not self._open:
+                parameter.grad = None
+                raise outside_backward(name)
             if bucket.launched and not bucket.late:
                 bucket.reopen()
                 bucket.late = True

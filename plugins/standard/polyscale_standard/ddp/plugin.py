@@ -73,7 +73,8 @@ class Ddp:
             close=close,
             store=store,
             gradients=gradients,
-            recover=gradients.clear,
+            recover=gradients.recover,
+            holdings=gradients.holdings,
         )
 
 

@@ -131,3 +131,12 @@ class UnitCalls:
             why="torch's FSDP2 would silently lose the gradient of all calls but one",
             fix="Use torch.utils.checkpoint.checkpoint(..., use_reentrant=False), or zero_optimization.stage 0",
         )
+
+
+def second_derivative() -> UnsupportedError:
+    """The error for a backward that records a graph of its own."""
+    return UnsupportedError(
+        "A backward through a backward (create_graph=True) over sharded parameters",
+        why="fsdp2 frees whole parameters after the first backward, and the second needs them",
+        fix="Use zero_optimization.stage 0 for gradient penalties and other second derivatives",
+    )

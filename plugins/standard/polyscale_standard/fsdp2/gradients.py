@@ -20,8 +20,8 @@ from torch import nn
 from polyscale import _torch
 from polyscale.errors import UnsupportedError
 from polyscale.interfaces.parallelism import ParallelContext, Part
-from polyscale.parameters.usage import UsageAgreement
-from polyscale_standard.fsdp2.calls import UnitCalls
+from polyscale.parameters.usage import UsageAgreement, outside_backward
+from polyscale_standard.fsdp2.calls import UnitCalls, second_derivative
 from polyscale_standard.fsdp2.store import DTensorStore
 
 
@@ -39,7 +39,7 @@ class ShardedGradients:
         self._stage = context.config.zero_optimization.stage
         self._syncing = True
         self._resharding = True
-        self._held = False
+        self._held = self._open = False
         self._ended = 0
         self._names = [fqn for fqn, info in store.infos.items() if info.requires_grad and store.trainable(fqn)]
         self._used: set[str] = set()
@@ -70,6 +70,7 @@ class ShardedGradients:
         self._syncing, self._resharding = sync, reshard
         # A reduction includes what earlier micro-steps held, so only a held backward leaves work for ``finish``.
         self._held = not sync
+        self._open = True
         self._ended = 0
 
     @torch.no_grad()
@@ -80,6 +81,7 @@ class ShardedGradients:
             # FSDP2 finds the end of backward through the tensors in the root's output. A model of one unit that
             # returns an object torch cannot look into leaves it without an end: it is brought about here.
             self._end_backward()
+        self._open = False
 
     @torch.no_grad()
     def finish(self, equal: Sequence[int] = ()) -> None:
@@ -115,6 +117,7 @@ class ShardedGradients:
 
     def recover(self) -> None:
         """Drop what a forward or backward that raised has left."""
+        self._open = False
         for part in self._parts:
             _torch.fsdp_reset_after_error(part.module)
         self._calls.after_backward()
@@ -129,8 +132,10 @@ class ShardedGradients:
         self._units, self._handles = [], []
 
     def _end_backward(self) -> None:
+        self._open = True
         for part in self._parts:
             _torch.fsdp_end_backward(part.module)
+        self._open = False
 
     def _reduce_whole(self, used: set[str]) -> None:
         """Sum the gradients of the parameters that stay whole; those reduced by an earlier ``finish`` are added."""
@@ -159,6 +164,9 @@ class ShardedGradients:
         label = f"reduce_scatter of the unit of {members[0][1]}" if members else "end of a frozen unit"
 
         def post_backward(*unused: Any) -> None:
+            if not self._open and members:
+                self.recover()
+                raise second_derivative() if torch.is_grad_enabled() else outside_backward(members[0][1])
             note(label)
             self._ended += 1
             for inner, fqn in members:

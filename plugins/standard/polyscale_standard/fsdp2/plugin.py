@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from polyscale._torch import tree_map
+from polyscale._torch import fsdp_memory, tree_map
 from polyscale.errors import ConfigError, UnsupportedError, nearest
 from polyscale.hooks import PluginContext, hookimpl
-from polyscale.interfaces.parallelism import DataParallelApplied, ParallelContext, Part
+from polyscale.interfaces.parallelism import DataParallelApplied, Holding, ParallelContext, Part
 from polyscale.parameters.boxes import sharded_region
 from polyscale.parameters.inspect import FoundParameter, describe, find_parameters, master_dtype, mesh_of
 from polyscale.parameters.start import fill_buffers, fill_whole, start_value
+from polyscale.parameters.units import choose_units
 from polyscale_standard.casting import pinned_modules, pinned_names
-from polyscale_standard.fsdp2.calls import UnitCalls
+from polyscale_standard.fsdp2.calls import UnitCalls, second_derivative
 from polyscale_standard.fsdp2.gradients import ShardedGradients
 from polyscale_standard.fsdp2.store import DTensorStore
-from polyscale_standard.fsdp2.units import choose_units
 
 log = logging.getLogger("polyscale")
 
@@ -95,17 +95,22 @@ class Fsdp2:
             gradients=gradients,
             explain=explain_bypass,
             recover=gradients.recover,
+            holdings=lambda: _holdings(parts, store),
         )
+
+
+def _holdings(parts: list[Part], store: DTensorStore) -> Iterator[Holding]:
+    """Gathered parameters, gradients before their reduction, buffers of collectives."""
+    names = {id(parameter): fqn for fqn, parameter in store.sharded.items()}
+    for part in parts:
+        for kind, name, tensor in fsdp_memory(part.module, lambda parameter: names.get(id(parameter), "a parameter")):
+            yield Holding(kind, name, tensor)
 
 
 def explain_bypass(error: Exception) -> UnsupportedError | None:
     """Say what torch's errors mean that sharding causes: a unit that is not called as one, a second derivative."""
     if "setStorage" in str(error) and "storage of size 0" in str(error):
-        return UnsupportedError(
-            "A backward through a backward (create_graph=True) over sharded parameters",
-            why="fsdp2 frees whole parameters after the first backward, and the second needs them",
-            fix="Use zero_optimization.stage 0 for gradient penalties and other second derivatives",
-        )
+        return second_derivative()
     if "mixed torch.Tensor and DTensor" not in str(error):
         return None
     return UnsupportedError(
@@ -249,13 +254,13 @@ def _fill_shards(parts: list[Part], context: ParallelContext) -> None:
             if value is not None and not value.is_meta
         }
         part.module.to_empty(device=context.device)
-        for name, module in part.module.named_modules():
+        for name, module in part.named_modules():
             for key in module._buffers:
                 if (id(module), key) in buffers:
                     module._buffers[key] = buffers[id(module), key]
                 elif module._buffers[key] is not None:
                     module._buffers[key] = module._buffers[key].to("meta")
-            fill_buffers(module, ".".join(filter(None, (part.prefix, name))), context)
+            fill_buffers(module, name, context)
     for entry in find_parameters(parts):
         parameter = entry.parameter
         value = start_value(entry.raw, parameter, context).to(parameter.dtype)

@@ -32,7 +32,7 @@ class Hyper:
     per_group: bool = True
 
 
-def number(default: float | None, *, low: float = 0.0, below: float = math.inf) -> Hyper:
+def number(default: float | None, *, low: float = 0.0, below: float = math.inf, per_group: bool = True) -> Hyper:
     """A number in [low, below); strings that JSON writers make of floats ("1e-4") are taken."""
 
     def parse(value: Any) -> float | None:
@@ -46,7 +46,7 @@ def number(default: float | None, *, low: float = 0.0, below: float = math.inf) 
         return real
 
     limit = "" if below == math.inf else f" and below {below:g}"
-    return Hyper(default, parse, f"a number of at least {low:g}{limit}")
+    return Hyper(default, parse, f"a number of at least {low:g}{limit}", per_group)
 
 
 def whole(default: int, *, low: int = 1) -> Hyper:

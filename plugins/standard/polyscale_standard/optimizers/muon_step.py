@@ -107,7 +107,7 @@ class Muon(StepLoop):
             self.buffers(params, "exp_avg"),
             self.buffers(params, "exp_avg_sq"),
             [],
-            [self._step_of(param) for param in params],
+            self.step_counts(params),
             foreach=True,
             amsgrad=False,
             beta1=beta1,
@@ -117,13 +117,6 @@ class Muon(StepLoop):
             eps=group["eps"],
             maximize=False,
         )
-
-    def _step_of(self, param: torch.Tensor) -> torch.Tensor:
-        state = self.state[param]
-        if "step" not in state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
-        step: torch.Tensor = state["step"]
-        return step
 
 
 def _orthogonal(update: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:

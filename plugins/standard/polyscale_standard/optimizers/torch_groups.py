@@ -53,6 +53,8 @@ def _fused_works(cls: type[torch.optim.Optimizer], device: torch.device, dtype: 
     probe.grad = torch.zeros_like(probe)
     try:
         cls([probe], lr=0.0, fused=True).step()  # type: ignore[call-arg]
+    except torch.OutOfMemoryError:  # says nothing about the form
+        raise
     except (RuntimeError, NotImplementedError, TypeError, ValueError):
         return False
     return True

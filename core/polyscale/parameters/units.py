@@ -2,7 +2,8 @@
 
 Automatic: the repeated blocks, that is the elements of an outermost list (ModuleList, Sequential) that have children of
 their own and are two or more of one class. By name: every outermost module of the given classes. A block that shares a
-parameter with anything outside itself stays with the root's unit, so tied weights are always in one unit.
+parameter with anything outside itself stays with the root's unit, so tied weights are always in one unit; a plugin that
+puts the shared parameters alone into the root's unit asks for such blocks too.
 """
 
 from __future__ import annotations
@@ -15,14 +16,23 @@ from torch import nn
 from polyscale.errors import ConfigError, nearest
 
 
-def choose_units(root: nn.Module, class_names: Sequence[str] | None = None) -> list[nn.Module]:
+def choose_units(
+    root: nn.Module, class_names: Sequence[str] | None = None, *, plugin: str = "fsdp2", sharing: bool = False
+) -> list[nn.Module]:
     """Return the unit modules of ``root`` in module order; the root itself, which holds the rest, is not listed.
+
+    Args:
+        root: the whole model.
+        class_names: of the units; None: found.
+        plugin: whose option ``unit_classes`` is, for errors.
+        sharing: whether a block that shares a parameter with the outside is a unit too.
 
     Raises:
         ConfigError: a class name matches no module.
     """
-    units = _by_class(root, class_names) if class_names else _repeated_blocks(root)
-    return [unit for unit in units if any(True for _ in unit.parameters()) and not _shares(root, unit)]
+    units = _by_class(root, class_names, plugin) if class_names else _repeated_blocks(root)
+    units = [unit for unit in units if any(True for _ in unit.parameters())]
+    return units if sharing else [unit for unit in units if not _shares(root, unit)]
 
 
 def _repeated_blocks(root: nn.Module) -> list[nn.Module]:
@@ -38,13 +48,13 @@ def _repeated_blocks(root: nn.Module) -> list[nn.Module]:
     return _distinct(units)
 
 
-def _by_class(root: nn.Module, class_names: Sequence[str]) -> list[nn.Module]:
+def _by_class(root: nn.Module, class_names: Sequence[str], plugin: str) -> list[nn.Module]:
     present = {type(module).__name__ for module in root.modules()}
     for name in class_names:
         if name not in present:
             hint = nearest(name, present)
             raise ConfigError(
-                f"backends.options.fsdp2.unit_classes has {name!r}",
+                f"backends.options.{plugin}.unit_classes has {name!r}",
                 why="the model has no module of that class",
                 fix=f"Did you mean {hint!r}?" if hint else f"Classes of this model: {', '.join(sorted(present))}",
             )
