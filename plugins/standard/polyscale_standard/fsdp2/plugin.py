@@ -255,11 +255,11 @@ def _fill_shards(parts: list[Part], context: ParallelContext) -> None:
         }
         part.module.to_empty(device=context.device)
         for name, module in part.named_modules():
-            for key in module._buffers:
+            for key, emptied in module._buffers.items():
                 if (id(module), key) in buffers:
                     module._buffers[key] = buffers[id(module), key]
-                elif module._buffers[key] is not None:
-                    module._buffers[key] = module._buffers[key].to("meta")
+                elif emptied is not None:
+                    module._buffers[key] = emptied.to("meta")
             fill_buffers(module, name, context)
     for entry in find_parameters(parts):
         parameter = entry.parameter
