@@ -4,6 +4,7 @@ Notable: where tests run in several processes (``pytest -n``), each has pools of
 what they cost.
 """
 
+import signal
 import sys
 from dataclasses import asdict
 from typing import Any
@@ -14,7 +15,12 @@ POOLS = pytest.StashKey[list[dict[str, Any]]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make room for what processes tell."""
+    """Make room for what processes tell; let Ctrl-C reach what tests start.
+
+    A shell lets what it starts with ``&`` ignore SIGINT, and so would every program that a test starts and interrupts.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[POOLS] = []
     if config.pluginmanager.hasplugin("dsession"):
         config.pluginmanager.register(OfProcesses(config))
