@@ -18,10 +18,11 @@ export DEMO_NPROC DEMO_ACCELERATOR POLYSCALE_CACHE
 
 BIN := $(VENV)/bin
 MEMBERS := core $(wildcard accelerators/* plugins/*) $(patsubst %/pyproject.toml,%,$(wildcard csrc/*/pyproject.toml)) entrypoints .
-TESTS := $(wildcard core/tests accelerators/*/tests plugins/*/tests csrc/*/tests entrypoints/tests tests)
+# In this order, so that no long file is left to one process at the end.
+TESTS := $(wildcard tests entrypoints/tests accelerators/*/tests plugins/*/tests csrc/*/tests core/tests)
 PACKAGES := $(filter-out %/tests,$(patsubst %/__init__.py,%,$(wildcard $(addsuffix /*/__init__.py,$(filter-out .,$(MEMBERS))))))
 # One thread per process: tests and their ranks share the cores. A file is one process's: its tests share ranks and builds.
-PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=10 $(PYTEST_ARGS)
+PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10 $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
 .PHONY: help venv kernels demo test verify test-long lint format types wheels gpu-wheels gpu-check clean

@@ -67,6 +67,16 @@ def main() -> int:
         return 2
 
 
+def goal(text: str) -> str:
+    """A goal that can be judged."""
+    if text not in ("bigram", "none"):
+        try:
+            float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is none; valid are a number, 'bigram' and 'none'") from None
+    return text
+
+
 def options(argv: Sequence[str] | None = None) -> Options:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Train a small GPT-2, save it, load it elsewhere, go on.")
@@ -74,7 +84,9 @@ def options(argv: Sequence[str] | None = None) -> Options:
     parser.add_argument("--steps", type=int, default=120, help="updates before the checkpoint (%(default)s)")
     parser.add_argument("--more", type=int, default=20, help="updates after it, on one rank (%(default)s)")
     parser.add_argument("--validation", type=int, default=128, help="samples to validate with (%(default)s)")
-    parser.add_argument("--goal", default="5.0", help="validation loss to get below: a number, or 'bigram', or 'none'")
+    parser.add_argument(
+        "--goal", default="5.0", type=goal, help="validation loss to get below: a number, or 'bigram', or 'none'"
+    )
     args = parser.parse_args(argv)
     return Options(args.out, args.steps, args.more, args.validation, args.goal)
 

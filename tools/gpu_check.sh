@@ -31,7 +31,7 @@ export PYTHONPATH="$site" PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 pip=("$python" -m pip install -qq --no-index --no-deps --no-compile --disable-pip-version-check --target "$site")
 if compgen -G "$wheels/*.whl" >/dev/null; then "${pip[@]}" "$wheels"/*.whl || exit 1; fi
 members=()
-for project in core accelerators/* plugins/* entrypoints; do
+for project in core accelerators/* plugins/* csrc/* entrypoints; do
     [[ -f $project/pyproject.toml ]] && members+=("./$project")
 done
 "${pip[@]}" --no-build-isolation "${members[@]}" || exit 1
@@ -41,7 +41,8 @@ rm -rf "$site"/*/tests
 "$python" -m polyscale report --kind accelerator || exit 1
 
 started=$SECONDS
-"$python" -m pytest -q -m gpu -p no:cacheprovider --durations=5 accelerators/*/tests plugins/*/tests core/tests tests
+"$python" -m pytest -q -m gpu -p no:cacheprovider --durations=5 accelerators/*/tests plugins/*/tests \
+    csrc/*/tests core/tests tests
 tests=$? tests_s=$((SECONDS - started))
 ((tests == 5)) && tests=0 # nothing is marked gpu
 
@@ -53,4 +54,4 @@ echo "=== summary"
 printf '%-6s %5d s  %s\n' tests "$tests_s" "$([[ $tests == 0 ]] && echo ok || echo FAILED)"
 printf '%-6s %5d s  %s\n' demo "$demo_s" "$([[ $demo == 0 ]] && echo ok || echo FAILED)"
 ((tests == 0 && demo == 0)) || exit 1
-"$python" tools/record_verified.py --state
+"$python" tools/record_verified.py --state --gpu

@@ -31,13 +31,18 @@ ROOT = Path(__file__).parent.parent
 ACCELERATOR, OP = "accelerator", "op"
 
 
-def usable(report: Report) -> dict[tuple[str, str, str], list[str]]:
-    """(package, hardware that it ran on, driver) -> ``kind=name`` of the plugins that can be used here."""
+def usable(report: Report, *, gpu: bool = False) -> dict[tuple[str, str, str], list[str]]:
+    """(package, hardware that it ran on, driver) -> ``kind=name`` of the plugins that can be used here.
+
+    ``gpu``: only of those that tests marked gpu try.
+    """
     found: dict[tuple[str, str, str], list[str]] = {}
     chosen = next((row.name for row in report.plugins[ACCELERATOR] if row.selected), "cpu")
     for kind in KINDS:
         usable_here = {row.name for row in report.plugins.get(kind, ()) if row.available}
         for entry in installed(kind):
+            if gpu and not of_gpus(kind, entry.name):
+                continue
             if entry.name in usable_here or (kind == OP and ran(entry.name)):
                 package = entry.value.partition(":")[0].partition(".")[0]
                 device = entry.name if kind == ACCELERATOR else chosen
@@ -49,6 +54,17 @@ def ran(library: str) -> bool:
     """Whether the kernels of an op library were built, for devices that are here (or it has references alone)."""
     modules = load(OP, library).modules()
     return all(status(each).path is not None and available(each.device_type) for each in modules)
+
+
+def of_gpus(kind: str, name: str) -> bool:
+    """Whether a plugin is for real devices other than the host's."""
+    if kind == OP:
+        modules = load(OP, name).modules()
+        return any(each.device_type != "cpu" for each in modules)
+    if kind != ACCELERATOR:
+        return False
+    made = load(ACCELERATOR, name)
+    return made.auto and made.device_type != "cpu"
 
 
 def activate_simulated() -> None:
@@ -84,12 +100,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Write the records, and say which."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--state", action="store_true", help="into the user's state folder, not into the tree")
-    state = parser.parse_args(arguments).state
+    parser.add_argument("--gpu", action="store_true", help="only what the tests marked gpu try")
+    options = parser.parse_args(arguments)
     activate_simulated()
-    for (package, hardware, driver), passed in usable(collect()).items():
+    for (package, hardware, driver), passed in usable(collect(), gpu=options.gpu).items():
         spec = find_spec(package)
         folder = Path(next(iter(spec.submodule_search_locations or ()))) if spec is not None else ROOT
-        path = None if state else folder / FILE
+        path = None if options.state else folder / FILE
         if path is not None and path.exists():
             others = [entry for entry in json.loads(path.read_text("utf-8")) if entry.get("hardware") != hardware]
             path.write_text(json.dumps(others), "utf-8")

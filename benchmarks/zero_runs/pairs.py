@@ -210,6 +210,9 @@ class Pair:
                 raise self._died(what, f"no answer in {seconds:g} s")
             for key, _ in ready:
                 data = _receive(self._channels[key.data])
+                if not data and key.data in found:  # it has answered, and ended before the other has
+                    self._selector.unregister(key.fileobj)
+                    continue
                 if not data:
                     raise self._died(what)
                 self._buffers[key.data] += data

@@ -79,10 +79,10 @@ def check_dtype(accelerator: Accelerator, dtype: str) -> None:
 def broken_claims(accelerator: Accelerator) -> list[UnsupportedError]:
     """Try everything that an activated accelerator declares; returns one error per claim that does not hold."""
     claims = accelerator.capabilities
-    trials = [partial(_try_dtype, name=dtype) for dtype in sorted(claims.dtypes)]
-    trials += [partial(_try_streams)] if claims.streams else []
-    trials += [partial(_try_pinned)] if claims.pinned_memory else []
-    trials += [partial(_try_memory)] if claims.memory_statistics else []
+    trials: list[Callable[[Accelerator], None]] = [partial(_try_dtype, name=dtype) for dtype in sorted(claims.dtypes)]
+    trials += [_try_streams] if claims.streams else []
+    trials += [_try_pinned] if claims.pinned_memory else []
+    trials += [_try_memory] if claims.memory_statistics else []
     broken = []
     for trial in trials:
         try:
@@ -140,7 +140,11 @@ def _try_memory(accelerator: Accelerator) -> None:
 
     what, doing = "memory statistics", "asking for them"
     before = keep_claim(accelerator.name, what, doing, allocated)
-    held = torch.empty(size, dtype=torch.uint8, device=accelerator.device())
+
+    def hold() -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=accelerator.device())
+
+    held = keep_claim(accelerator.name, what, f"a tensor of {size} bytes", hold)
     counted = keep_claim(accelerator.name, what, doing, allocated) - before
     if counted < held.numel():
         raise broken_claim(accelerator.name, what, f"a tensor of {size} bytes was counted as {counted} bytes")

@@ -24,10 +24,10 @@ _HIDES_ALL = ("", "-1")
 def tool_output(command: Sequence[str], *, timeout_s: float = 10.0) -> str:
     """What a vendor's tool prints; "" where it is absent, fails, or does not end."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout if done.returncode == 0 else ""
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
 
 
 def version_in(text: str) -> str:

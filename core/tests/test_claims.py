@@ -52,6 +52,20 @@ def test_memory_that_is_not_counted_is_found():
     assert "a tensor of 1048576 bytes was counted as 0 bytes" in error.why
 
 
+def test_memory_that_cannot_be_had_is_one_broken_claim_among_the_others():
+    class Refusing(Boastful):
+        capabilities = Capabilities(frozenset({"fp8"}), memory_statistics=True)
+
+        def memory(self):
+            return polyscale.interfaces.accelerator.MemoryUse(0, 0, 0, 1)
+
+        def device(self, index=None):
+            return torch.device("xla")  # torch here is built without it
+
+    told = [error.why for error in broken_claims(Refusing())]
+    assert len(told) == 2 and "the dtype fp8" in told[0] and "a tensor of 1048576 bytes failed" in told[1]
+
+
 def test_wrong_products_are_found(monkeypatch):
     real = torch.Tensor.__matmul__
     monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: real(a, b) * (2 if a.dtype == torch.float64 else 1))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from polyscale.device_host import tool_output
 from polyscale.errors import BuildError
 from polyscale.interfaces.op import Source
 from polyscale.ops import load_module, status, tools
@@ -232,6 +233,16 @@ def test_messages_of_compilers_are_in_english_whatever_the_locale(tmp_path, monk
     monkeypatch.setenv("LANG", "de_DE.UTF-8")
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     assert "error:" in refusal(ensure_built, write_module(tmp_path / "source", extra="#error stop")).why
+
+
+def test_what_tools_say_of_themselves_may_be_in_any_encoding(tmp_path, monkeypatch):
+    compiler = tmp_path / "c++"
+    named = """printf 'acme \\377 1.2\\n'; case " $* " in *" --version "*) exit 0 ;; esac"""
+    compiler.write_text(f'#!/bin/sh\n{named}\nexec {find_compiler()} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert load_module(write_module(tmp_path / "source", value=4)).value() == 4
+    assert "1.2" in tool_output([str(compiler), "--version"])
 
 
 def test_a_cache_that_cannot_be_written_is_named_with_the_variable(tmp_path, monkeypatch):

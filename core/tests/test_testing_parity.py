@@ -236,6 +236,14 @@ class RanksDrift(NaiveEngine):
         return stepped
 
 
+class TellsANumberlessLoss(NaiveEngine):
+    """Its gradients are right, and its first losses; NaN is neither more nor less than they."""
+
+    def __call__(self, *args, **kwargs):
+        loss = super().__call__(*args, **kwargs)
+        return loss + torch.full_like(loss, math.nan).detach() if self.micro == 2 else loss
+
+
 class StepsTooOften(NaiveEngine):
     def step(self):
         super().step()
@@ -265,6 +273,7 @@ MUTANTS = {
     AccumulatesInBf16: (Task(dtype="fp32"), "off by"),
     KeepsMastersInBf16: (Task(dtype="bf16", optimizer="sgd"), "off by"),
     RanksDrift: (Task(), "rank 1 holds other weights"),
+    TellsANumberlessLoss: (Task(), "loss of .* is nan: off by nan"),
     StepsTooOften: (Task(accumulation=3), "step\\(\\) returned"),
 }
 

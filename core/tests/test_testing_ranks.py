@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from polyscale import testing
 from polyscale.errors import ConfigError
-from polyscale.testing import RanksFailed, count_collectives, ranks, ranks_once
+from polyscale.testing import RankPool, RanksFailed, count_collectives, ranks, ranks_once
 
 
 @dataclass
@@ -337,6 +337,17 @@ def test_tiny_gpt2_is_small_and_trains_alike_each_time():
     assert losses[0] == losses[1] and 5 < losses[0] < 6
     assert 40_000 < sum(parameter.numel() for parameter in model.parameters()) < 60_000
     assert model.lm_head.weight is model.transformer.wte.weight
+
+
+def test_a_pool_that_cannot_start_says_what_its_first_rank_said(monkeypatch):
+    monkeypatch.setattr("polyscale.testing.pool.START_TIMEOUT_S", 0.0)
+    pool = RankPool(2)
+    try:
+        with pytest.raises(RanksFailed, match="starting the pool") as caught:
+            pool.run(pids)
+        assert caught.value.failures[0].kind == "timeout"
+    finally:
+        pool.close()
 
 
 def test_ranks_of_another_accelerator_are_other_processes():

@@ -295,6 +295,9 @@ def refusals():
         lambda: dist.all_gather_single(torch.zeros(4), two),
         lambda: dist.all_gather([two, three], two),
         lambda: dist.all_to_all_single(three, three.clone()),
+        lambda: dist.all_to_all([two] * 2, [two] * (3 + dist.get_rank())),
+        lambda: dist.all_to_all([two] * 3, [two] * 3),
+        lambda: dist.all_to_all([two, two.long()], [two] * 2),
     ):
         with pytest.raises((ValueError, RuntimeError)):
             call()

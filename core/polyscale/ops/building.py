@@ -124,12 +124,10 @@ def _private_folder(module_folder: Path) -> Iterator[Path]:
 
 def _version(compiler: str) -> str:
     try:
-        done = subprocess.run(
-            [compiler, "--version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False
-        )
+        done = subprocess.run([compiler, "--version"], capture_output=True, timeout=_VERSION_TIMEOUT_S, check=False)
     except (OSError, subprocess.SubprocessError):
         return "version unknown"
-    return (done.stdout.splitlines() or ["version unknown"])[0]
+    return (done.stdout.decode(errors="replace").splitlines() or ["version unknown"])[0]
 
 
 def _usable_cores() -> int:

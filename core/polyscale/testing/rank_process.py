@@ -90,7 +90,7 @@ class RankProcess:
             return RankFailure(self.rank, "exit", exit_code=self.exit_code, output=output)
         if self.waiting:
             return RankFailure(self.rank, "timeout", output=output)
-        if self.answer[0] != "error":
+        if self.answer[:1] != ("error",):  # or it has been asked nothing yet
             return RankFailure(self.rank, "ok", output=output)
         packed = self.answer[2]
         exception = packed.unpack() if isinstance(packed, PackedError) else packed

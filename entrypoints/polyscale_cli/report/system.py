@@ -97,8 +97,8 @@ def _guarded(name: str, find: Callable[[], Fact]) -> Fact:
 
 def _first_line(command: list[str]) -> str:
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False)
-        lines = (done.stdout or done.stderr).strip().splitlines()
+        done = subprocess.run(command, capture_output=True, timeout=_VERSION_TIMEOUT_S, check=False)
+        lines = (done.stdout or done.stderr).decode(errors="replace").strip().splitlines()
         if lines:
             return lines[0]
     return "version unknown"

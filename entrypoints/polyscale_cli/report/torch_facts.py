@@ -56,6 +56,7 @@ def explain_failure(error: str) -> str:
             env=env.without_autoload(),
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=_TIMEOUT_S,
             check=False,
         )

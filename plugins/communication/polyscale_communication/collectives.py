@@ -1,11 +1,12 @@
 """ShmCommunication: the collectives of ``polyscale.interfaces.communication`` through shared memory.
 
 Notable: "auto" takes it where all ranks share a host, and the transport is built or can be. Nothing is built before it
-has been chosen; a build that then fails is said once, and gloo is used.
+has been chosen; where a build then fails on a rank, its groups use gloo on all, and say why once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -80,11 +81,8 @@ class ShmCommunication(C10dCommunication):
         register(**self._options)
         from polyscale_shm import native
 
-        try:
+        with contextlib.suppress(BuildError):  # the ranks of a group agree on what one of them lacks
             native()
-        except BuildError as error:
-            _say_once(f"Communication {NAME} cannot be used, and gloo is: {error}")
-            return "gloo"
         return NAME
 
     def allocate(self, numel: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -52,12 +52,12 @@ def shared(numel: int, dtype: torch.dtype, group: ProcessGroup | None) -> torch.
     if transport is None:
         why = getattr(found, "why_gloo", "") or "The group is not one of shm"
         raise UnsupportedError(what, why=why, fix="Give a group of backend 'shm' whose ranks are on one host")
+    from polyscale_shm import native
+
     try:
         memory = transport.shared(max(numel, 1) * dtype.itemsize, found.timeout_s)
-    except RuntimeError as error:
-        if str(error).startswith("memory that ranks share"):
-            raise UnsupportedError(what, why=str(error)) from error
-        raise
+    except native().NotShared as error:
+        raise UnsupportedError(what, why=str(error)) from error
     return tensor_over(memory, numel, dtype)
 
 

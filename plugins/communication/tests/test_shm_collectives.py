@@ -63,11 +63,11 @@ def test_reductions_of_tensors_about_64_ki(world):
 @pytest.mark.parametrize("world", [2, 4])
 def test_tensors_of_many_megabytes(world):
     """Larger than any memory that is set apart for staging; an odd number of bytes too."""
-    sizes = (3 * 2**19 + 3,)
+    sizes = (3 * 2**18 + 3,)
     assert on_ranks(world, move, [torch.float32], sizes, timeout=120) == [[]] * world
-    assert on_ranks(world, move, [torch.uint8], (5 * 2**20 + 3,), timeout=120) == [[]] * world
+    assert on_ranks(world, move, [torch.uint8], (3 * 2**20 + 3,), timeout=120) == [[]] * world
     assert on_ranks(world, reduce, [torch.float32], sizes, ["SUM"], timeout=120) == [[]] * world
-    assert on_ranks(world, reduce, [torch.bfloat16], (2**21 + 1,), ["AVG"], timeout=120) == [[]] * world
+    assert on_ranks(world, reduce, [torch.bfloat16], (3 * 2**19 + 1,), ["AVG"], timeout=120) == [[]] * world
 
 
 def one_large_of_each():

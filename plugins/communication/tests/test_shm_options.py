@@ -85,6 +85,29 @@ def test_ranks_of_other_options(world):
         assert on_ranks(world, collectives, [OPTIONS[one], OPTIONS[two]]) == [[]] * world
 
 
+def one_sends_little(rounds):
+    """Rank 0 sends to rank 1 alone, so few bytes that they lie in its record, in many chunks; then its next record."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    with options_of_this_process(OPTIONS["staged"]):
+        regroup_with(OPTIONS["staged"])
+        wrong = []
+        for index in range(rounds):
+            numel = 300 + 613 * (index % 5)  # floats to each; rank 0's whole record holds 4096
+            sends = [numel * (to == 1) for to in range(world)] if rank == 0 else [numel] * world
+            receives = [numel * (rank == 1), *[numel] * (world - 1)]
+            output = torch.zeros(sum(receives))
+            dist.all_to_all_single(output, torch.full((sum(sends),), 1.0 + rank), receives, sends)
+            dist.all_reduce(torch.full((3500,), 99.0))
+            right = torch.cat([torch.full((n,), 1.0 + source) for source, n in enumerate(receives)])
+            wrong += [] if torch.equal(output, right) else [(index, output.unique().tolist())]
+        return wrong
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_few_bytes_stay_where_they_lie_until_all_have_read_them(world):
+    assert on_ranks(world, one_sends_little, 400) == [[]] * world
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

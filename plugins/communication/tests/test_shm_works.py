@@ -1,13 +1,14 @@
 """Works: order, many at once, dropped ones, futures, polling, failures, what they keep alive."""
 
 import gc
+import signal
 import time
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from shm_ranks import BACKEND, WORLDS, on_ranks, only_shm, plugin
+from shm_ranks import BACKEND, WORLDS, meet, on_new_ranks, on_ranks, only_shm, plugin, raised
 
 from polyscale._torch import all_gather, reduce_scatter
 from polyscale.errors import RankError
@@ -50,6 +51,35 @@ def many(count):
 @pytest.mark.parametrize("world", WORLDS)
 def test_hundreds_in_flight(world):
     assert on_ranks(world, many, 500) == [True] * world
+
+
+def interrupted_behind_another():
+    """Ctrl-C in a collective that waits behind one that another rank has not joined: what each rank is told."""
+    if dist.get_rank() == 1:
+        meet("interrupted")
+        return [raised(lambda: dist.all_reduce(torch.ones(100_000)))]
+    before = dist.all_reduce(torch.ones(100_000), async_op=True)
+    time.sleep(0.3)  # the lane's own thread has begun it
+    usual = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        dist.all_reduce(torch.ones(50_000).clone())
+        told = "nothing was raised"
+    except KeyboardInterrupt:
+        told = "interrupted"
+    signal.signal(signal.SIGALRM, usual)
+    again = raised(lambda: dist.all_reduce(torch.ones(3)))
+    meet("interrupted")
+    return [told, raised(before.wait), again]
+
+
+@only_shm
+def test_ctrl_c_in_a_collective_that_waits_behind_another_withdraws_it():
+    (told, before, again), (other,) = on_new_ranks(2, interrupted_behind_another)
+    assert told == "interrupted"
+    assert "all_reduce number 2 was interrupted" in before
+    assert "all_reduce number 2 was interrupted" in again
+    assert "rank 0" in other and "gave up" in other and "was interrupted" in other
 
 
 def in_place_one_after_another():

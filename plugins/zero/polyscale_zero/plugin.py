@@ -188,7 +188,8 @@ class _Build:
                 total=set_number(config, "stage3_model_persistence_threshold"),
             )
         on_cpu = self.context.device.type == "cpu"
-        most = buffer_numel(config, itemsize=4, on_cpu=on_cpu)
+        widest = max((entry.parameter.itemsize for entry in found), default=4)
+        most = buffer_numel(config, itemsize=max(4, widest), on_cpu=on_cpu)  # gradients and masters of bf16 are fp32
         if config.zero_optimization.stage > 1 and not on_cpu:
             most = min(most, half_a_unit(found, owner))
         rules = Rules(self.context.precision, pinned, resident, most)

@@ -5,6 +5,7 @@ what a backward has in flight to parameters and three shards; stage 3 adds gathe
 are what ddp's peak has above 4 P in the same process.
 """
 
+import gc
 from dataclasses import dataclass
 
 import pytest
@@ -181,3 +182,29 @@ def test_other_models(make):
 @pytest.mark.parametrize("make", [gpt2, Uneven])
 def test_accumulation_needs_no_more(make):
     check(make, gradient_accumulation_steps=3)
+
+
+def bytes_of_buffers(dtype):
+    """Bytes of each flat buffer of a small model, where the most of one on the CPU is 4 KiB."""
+    from polyscale_zero import options
+    from polyscale_zero.flat import Flat
+
+    usual, options.CPU_BUFFER_BYTES = options.CPU_BUFFER_BYTES, 4096
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "optimizer": {"type": "AdamW"},
+        "zero_optimization": {"stage": 2},
+        "backends": {"accelerator": "cpu", "data_parallel": "zero"},
+    }
+    model = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(8))).to(dtype)
+    try:
+        with polyscale.initialize(model, config=config):
+            return [each.numel * dtype.itemsize for each in gc.get_objects() if isinstance(each, Flat)]
+    finally:
+        options.CPU_BUFFER_BYTES = usual
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+def test_buffers_on_the_cpu_are_as_large_in_bytes_whatever_the_dtype(dtype):
+    for found in ranks(WORLD).run(bytes_of_buffers, dtype):
+        assert max(found) == 4096 and sum(found) == 8 * 256 * dtype.itemsize

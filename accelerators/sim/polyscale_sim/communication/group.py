@@ -172,6 +172,10 @@ class SimProcessGroup(_torch.ProcessGroup):  # type: ignore[misc]
         """Tensor r of the inputs goes to rank r; tensor r of the outputs comes from it."""
         if self._on_host(inputs):
             return self._host.alltoall(outputs, inputs, opts or _torch.all_to_all_options())
+        for tensors in (outputs, inputs):
+            if len(tensors) != self.size():
+                raise ValueError(f"all_to_all: {len(tensors)} tensors for {self.size()} ranks")
+            _check_same(inputs[0], [], tensors)
         return self._launch(calls.all_to_all_lists(outputs, inputs), opts)
 
     # Pairs of ranks, and nobody's data

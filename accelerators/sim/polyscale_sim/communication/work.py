@@ -135,7 +135,7 @@ class ManyWorks(Work):  # type: ignore[misc]
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for each."""
         for work in self._works:
-            work.wait()
+            work.wait(timeout) if timeout else work.wait()
         return True
 
     def is_completed(self) -> bool:

@@ -84,10 +84,6 @@ void reserve(c10::DeviceIndex index, size_t bytes) {
   device.bytes.increase(bytes);
 }
 
-void reset_peak(Stat& stat) {
-  stat.reset_peak();
-}
-
 struct Allocator final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t bytes) override {
     return sim::allocate(current, bytes, c10::Device(kType, current));
@@ -127,8 +123,8 @@ struct Allocator final : c10::DeviceAllocator {
   void resetPeakStats(c10::DeviceIndex index) override {
     auto& device = memory(checked(index));
     std::lock_guard<std::mutex> lock(device.mutex);
-    reset_peak(device.blocks);
-    reset_peak(device.bytes);
+    device.blocks.reset_peak();
+    device.bytes.reset_peak();
   }
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex index) override {
     auto& device = memory(checked(index));

@@ -17,6 +17,7 @@ and what is frozen must not have moved by a bit, and all ranks must hold equal w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -78,9 +79,11 @@ def _losses(task: Task, runs: list[RankRun]) -> Iterable[str]:
         against, limit = exact, TIMES * max(abs(own[key] - exact[key]) for key in own)
     else:
         against, limit = own, FP64 if task.dtype == "fp64" else FP32_LOSS
-    worst = max(found, key=lambda key: abs(found[key] - against[key]))
-    error = abs(found[worst] - against[worst])
-    if not error <= limit:
+    errors = {key: abs(found[key] - against[key]) for key in found}
+    wrong = [key for key, error in errors.items() if not error <= limit]  # NaN is wrong, and in no order
+    if wrong:
+        worst = max(wrong, key=lambda key: math.inf if math.isnan(errors[key]) else errors[key])
+        error = errors[worst]
         yield f"loss of (update, micro-step, rank) {worst} is {found[worst]!r}: off by {error:.3g}, allowed {limit:.3g}"
 
 

@@ -37,7 +37,6 @@ struct Avx2 {
     static void store_f16(uint16_t* p, Reg x) {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
     }
-    static Reg add(Reg a, Reg b) { return _mm256_add_ps(a, b); }
     static Reg sub(Reg a, Reg b) { return _mm256_sub_ps(a, b); }
     static Reg mul(Reg a, Reg b) { return _mm256_mul_ps(a, b); }
     static Reg div(Reg a, Reg b) { return _mm256_div_ps(a, b); }

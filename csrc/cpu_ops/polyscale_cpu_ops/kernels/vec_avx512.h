@@ -36,7 +36,6 @@ struct Avx512 {
     static void store_f16(uint16_t* p, Reg x) {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
     }
-    static Reg add(Reg a, Reg b) { return _mm512_add_ps(a, b); }
     static Reg sub(Reg a, Reg b) { return _mm512_sub_ps(a, b); }
     static Reg mul(Reg a, Reg b) { return _mm512_mul_ps(a, b); }
     static Reg div(Reg a, Reg b) { return _mm512_div_ps(a, b); }

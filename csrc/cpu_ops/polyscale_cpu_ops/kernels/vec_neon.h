@@ -27,7 +27,6 @@ struct Neon {
     }
     static Reg load_f16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
     static void store_f16(uint16_t* p, Reg x) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x))); }
-    static Reg add(Reg a, Reg b) { return vaddq_f32(a, b); }
     static Reg sub(Reg a, Reg b) { return vsubq_f32(a, b); }
     static Reg mul(Reg a, Reg b) { return vmulq_f32(a, b); }
     static Reg div(Reg a, Reg b) { return vdivq_f32(a, b); }

@@ -52,7 +52,6 @@ struct Scalar {
     static void store_bf16(uint16_t* p, Reg x) { *p = to_bf16(x); }
     static Reg load_f16(const uint16_t* p) { return from_f16(*p); }
     static void store_f16(uint16_t* p, Reg x) { *p = to_f16(x); }
-    static Reg add(Reg a, Reg b) { return a + b; }
     static Reg sub(Reg a, Reg b) { return a - b; }
     static Reg mul(Reg a, Reg b) { return a * b; }
     static Reg div(Reg a, Reg b) { return a / b; }

@@ -204,6 +204,7 @@ std::string error_text(const std::exception_ptr& error) {
 PYBIND11_MODULE(polyscale_shm_native, module) {
     py::register_exception<SystemFailure>(module, "SystemFailure", PyExc_OSError);
     py::register_exception<Mismatch>(module, "Mismatch", PyExc_RuntimeError);
+    py::register_exception<NotShared>(module, "NotShared", PyExc_RuntimeError);
     py::register_exception<Lost>(module, "Lost", PyExc_RuntimeError);
 
     py::class_<Memory>(module, "Memory", py::buffer_protocol())

@@ -274,7 +274,8 @@ void Collective::move_all() {
         read(0, UINT64_MAX, 0);
         done(first_);
     }
-    if (own_ == PLACE_SEGMENT || own_ == PLACE_ADDRESS)
+    // What is read where it lies, or over several rounds from the record, stays as it is until all have read it.
+    if (own_ == PLACE_SEGMENT || own_ == PLACE_ADDRESS || (own_ == PLACE_INLINE && chunks > 0))
         for (uint32_t rank = 0; rank < world; ++rank)
             if (rank != me && reads(rank, me)) g.wait(rank, Group::DONE_WORD, g.round_, c, deadline);
 }
@@ -440,7 +441,7 @@ void Collective::share() {
         if (code != 0) why = "rank " + std::to_string(rank) + " cannot have it: " + strerror(int(code));
     }
     done(round);
-    if (!why.empty()) throw Mismatch("memory that ranks share: " + why);
+    if (!why.empty()) throw NotShared("memory that ranks share: " + why);
 }
 
 }  // namespace polyscale

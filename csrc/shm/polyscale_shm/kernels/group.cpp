@@ -110,12 +110,15 @@ std::string Group::closed_by(uint32_t other, const std::string& doing) const {
     return CLOSED_BY_PEER + who(other) + " is gone, its process has ended, during " + doing;
 }
 
-void Group::lose(const std::string& why) {
+void Group::break_off(const std::string& why) {
     Header& mine = header(rank);
-    if (mine.state.load() == OPEN) {
-        snprintf(mine.why, sizeof mine.why, "%s", why.c_str());
-        mine.state.store(BROKEN, std::memory_order_release);
-    }
+    if (mine.state.load() != OPEN) return;
+    snprintf(mine.why, sizeof mine.why, "%s", why.c_str());
+    mine.state.store(BROKEN, std::memory_order_release);
+}
+
+void Group::lose(const std::string& why) {
+    break_off(why);
     throw Lost(why);
 }
 
@@ -157,6 +160,7 @@ void Group::lose_with(uint32_t other, const std::string& doing) {
 void Group::look_around(What what, uint32_t round, const Call& call, double deadline) {
     const std::string doing = std::string(kind_name(call.signature.kind)) + " number " + std::to_string(call.number);
     if (closing()) throw Lost("ProcessGroupShm: the group was destroyed during " + doing);
+    if (header(rank).state.load() == BROKEN) throw Lost(header(rank).why);  // by another thread
     for (uint32_t each = 0; each < world; ++each) {
         const Header& found = header(each);
         const Word& word = what == POSTED_WORD ? found.posted : found.done;
@@ -172,9 +176,8 @@ void Group::look_around(What what, uint32_t round, const Call& call, double dead
     if (while_waiting) try {
             while_waiting();
         } catch (...) {
-            snprintf(header(rank).why, sizeof header(rank).why, "ProcessGroupShm: %s was interrupted", doing.c_str());
-            header(rank).state.store(BROKEN, std::memory_order_release);
-            throw;
+            break_off("ProcessGroupShm: " + doing + " was interrupted");
+            throw Interrupted{std::current_exception()};
         }
 }
 

@@ -3,6 +3,7 @@
 
 #include <stdint.h>
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -39,6 +40,14 @@ struct Call {
 struct Mismatch : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
+// Memory that ranks share was refused on one of them; the group goes on.
+struct NotShared : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+// What `while_waiting` threw in the middle of a collective (Ctrl-C); the group is of no more use.
+struct Interrupted {
+    std::exception_ptr by;
+};
 // Another rank is gone, or late; the group is of no more use.
 struct Lost : std::runtime_error {
     using std::runtime_error::runtime_error;
@@ -70,7 +79,8 @@ class Group {
     // All ranks are connected: collectives may come. Throws SystemFailure.
     void start(const Settings& settings);
 
-    // Carries out one collective; calls of one group come one after another.
+    // Carries out one collective; calls of one group come one after another. Throws Mismatch, NotShared, Lost, or
+    // Interrupted.
     void run(Call& call);
     // Called now and then while this process waits; it may throw.
     std::function<void()> while_waiting;
@@ -92,7 +102,9 @@ class Group {
     const Settings& settings() const { return settings_; }
     // Bytes of one half of the staging block; the same on all ranks.
     uint64_t half() const { return half_; }
-    // Marks the group as broken, for all ranks, and throws Lost.
+    // Marks the group as broken, for all ranks.
+    void break_off(const std::string& why);
+    // The same, and throws Lost.
     [[noreturn]] void lose(const std::string& why);
     // Which ranks the collective under way waits for, in words.
     std::string waiting_for() const;

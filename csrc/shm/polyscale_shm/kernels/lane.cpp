@@ -21,7 +21,13 @@ void Lane::run(Call& call) {
         job->call = call;
         jobs_.push_back(job);
         hold.unlock();
-        wait(*job, -1.0);
+        try {
+            wait(*job, -1.0);
+        } catch (...) {
+            withdraw(job);
+            call = job->call;
+            throw;
+        }
         call = job->call;
         return;
     }
@@ -30,6 +36,8 @@ void Lane::run(Call& call) {
     std::exception_ptr error;
     try {
         group_->run(call);
+    } catch (const Interrupted& interrupted) {
+        error = interrupted.by;
     } catch (...) {
         error = std::current_exception();
     }
@@ -38,6 +46,20 @@ void Lane::run(Call& call) {
     if (!jobs_.empty()) changed_.notify_all();
     hold.unlock();
     if (error) std::rethrow_exception(error);
+}
+
+// Who waited has given up, and frees the memory that the call names: nobody may carry it out later.
+void Lane::withdraw(const std::shared_ptr<Job>& job) {
+    std::unique_lock<std::mutex> hold(lock_);
+    if (job->done) return;
+    group_->break_off("ProcessGroupShm: " + numbered(*job) + " was interrupted");
+    const auto found = std::find(jobs_.begin(), jobs_.end(), job);
+    if (found != jobs_.end()) {
+        jobs_.erase(found);
+        changed_.notify_all();
+        return;
+    }
+    while (!job->done) changed_.wait_for(hold, SLICE);  // soon: the group is broken
 }
 
 // A group that is of no more use says so to who waits.
@@ -55,15 +77,18 @@ void Lane::submit(const std::shared_ptr<Job>& job) {
     changed_.notify_all();
 }
 
-// The first job, with the lock released meanwhile.
-void Lane::carry_out(std::unique_lock<std::mutex>& hold) {
+// The first job, with the lock released meanwhile; returns what interrupted this thread.
+std::exception_ptr Lane::carry_out(std::unique_lock<std::mutex>& hold) {
     busy_ = true;
     const std::shared_ptr<Job> job = jobs_.front();
     jobs_.pop_front();
     hold.unlock();
-    std::exception_ptr error;
+    std::exception_ptr error, interrupt;
     try {
         group_->run(job->call);
+    } catch (const Interrupted& interrupted) {
+        interrupt = interrupted.by;
+        error = std::make_exception_ptr(Lost("ProcessGroupShm: " + numbered(*job) + " was interrupted"));
     } catch (...) {
         error = std::current_exception();
     }
@@ -72,6 +97,7 @@ void Lane::carry_out(std::unique_lock<std::mutex>& hold) {
     job->done = true;
     busy_ = false;
     changed_.notify_all();
+    return interrupt;
 }
 
 void Lane::wait(Job& job, double seconds) {
@@ -80,7 +106,7 @@ void Lane::wait(Job& job, double seconds) {
     const double until = now() + seconds;
     while (!job.done) {
         if (seconds < 0 && !busy_ && !jobs_.empty()) {
-            carry_out(hold);
+            if (const std::exception_ptr interrupt = carry_out(hold)) std::rethrow_exception(interrupt);
             continue;
         }
         if (seconds >= 0 && now() >= until) throw Lost(late(job, seconds));
@@ -100,6 +126,10 @@ std::string Lane::late(const Job& job, double seconds) const {
     snprintf(text, sizeof text, "%g", seconds);
     return "ProcessGroupShm: waiting for " + describe(job.call.signature) + ", number " +
            std::to_string(job.call.number) + " of the group, timed out after " + text + " s: " + group_->waiting_for();
+}
+
+std::string Lane::numbered(const Job& job) {
+    return std::string(kind_name(job.call.signature.kind)) + " number " + std::to_string(job.call.number);
 }
 
 bool Lane::is_done(Job& job) {

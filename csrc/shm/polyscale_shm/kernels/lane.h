@@ -35,9 +35,11 @@ class Lane {
     void close();
 
    private:
-    void carry_out(std::unique_lock<std::mutex>& hold);
+    std::exception_ptr carry_out(std::unique_lock<std::mutex>& hold);
+    void withdraw(const std::shared_ptr<Job>& job);
     void serve();
     std::string late(const Job& job, double seconds) const;
+    static std::string numbered(const Job& job);
 
     std::shared_ptr<Group> group_;
     std::mutex lock_;
