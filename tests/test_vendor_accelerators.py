@@ -143,6 +143,23 @@ def record_in(folder):
     return verified("accelerator", "npu", value), verified("accelerator", "sdaa", "polyscale_sdaa:SdaaPlugin")
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "tried"),
+    [
+        ("accelerator", "cpu", False),
+        ("accelerator", "cuda", True),
+        ("op", "cpu_ops", False),
+        ("op", "cuda_ops", True),
+        ("optimizer", "adamw", False),
+    ],
+)
+def test_tests_marked_gpu_try_plugins_of_gpus_alone(kind, name, tried):
+    spec = importlib.util.spec_from_file_location("record_verified", ROOT / "tools/record_verified.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    assert tool.of_gpus(kind, name) is tried
+
+
 def test_a_record_names_hardware_driver_torch_and_commit_of_the_device(tmp_path):
     pytest.importorskip("polyscale_npu")
     hardware, absent = alone(record_in, tmp_path, env={"XDG_STATE_HOME": str(tmp_path)})

@@ -64,7 +64,7 @@ def of_gpus(kind: str, name: str) -> bool:
     if kind != ACCELERATOR:
         return False
     made = load(ACCELERATOR, name)
-    return made.auto and made.device_type != "cpu"
+    return bool(made.auto and made.device_type != "cpu")
 
 
 def activate_simulated() -> None:
