@@ -97,6 +97,23 @@ class _Failing(nn.Module):
         return self.net(x).square().mean()
 
 
+def _choose_another_backend_each(by_config):
+    own = ("gloo", "shm")[int(os.environ["RANK"])]
+    backends = {"accelerator": "cpu", "communication": own if by_config else "auto"}
+    if own == "gloo" and not by_config:  # a host on which "auto" does not find the other
+        backends["options"] = {"shm": {"enabled": False}}
+    polyscale.initialize(torch.nn.Linear(2, 1), config={"train_micro_batch_size_per_gpu": 1, "backends": backends})
+
+
+@pytest.mark.parametrize("by_config", [True, False], ids=["by configuration", "by auto"])
+def test_ranks_that_choose_another_backend_are_told_at_once(by_config):
+    for each in ranks_once(2, _choose_another_backend_each, by_config, timeout=40, env={"POLYSCALE_TIMEOUT": "120"}):
+        assert each.returncode == 1 and not each.timed_out, each.stderr
+        said = each.stderr.splitlines()[-1]
+        assert "Ranks use different collectives: rank 0 uses gloo (gloo of cpu), rank 1 shm (shm of cpu)" in said
+        assert "scale-report" in said
+
+
 def _train_until_grief(how):
     engine = polyscale.initialize(_Failing(how), config=CONFIG)
     for _ in range(6):

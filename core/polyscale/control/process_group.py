@@ -20,6 +20,8 @@ from polyscale.control.agreement import Control
 from polyscale.errors import ConfigError, RankError, UnsupportedError
 
 if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
     from polyscale.interfaces.accelerator import Accelerator
     from polyscale.interfaces.communication import Communication
 
@@ -43,7 +45,7 @@ def ensure_process_group(communication: Communication, accelerator: Accelerator)
     Calls with the same default group return the same object.
 
     Raises:
-        RankError: the other ranks cannot be reached, or do not come in time.
+        RankError: the other ranks cannot be reached, do not come in time, or have chosen another backend.
         ConfigError: the launcher's environment is incomplete.
         UnsupportedError: this torch was built without distributed support.
     """
@@ -56,7 +58,7 @@ def ensure_process_group(communication: Communication, accelerator: Accelerator)
         _process.cache_clear()
         process = _process()
     if not dist.is_initialized():
-        _initialize(communication.backend(accelerator.device_type))
+        _initialize(communication.backend(accelerator.device_type), f"{communication.name} of {accelerator.name}")
         process.owned = dist.group.WORLD
     if process.control is None or process.group is not dist.group.WORLD:
         if process.control is not None and process.control.watch is not None:
@@ -96,7 +98,8 @@ def _end_process_group() -> None:
     process.owned = process.group = process.control = None
 
 
-def _initialize(backend: str) -> None:
+def _initialize(backend: str, chosen: str) -> None:
+    """``chosen``: the plugins that the backend is of, for errors."""
     import torch.distributed as dist
 
     launch = env.launch()
@@ -108,8 +111,8 @@ def _initialize(backend: str) -> None:
                 why="A rank must know where to meet the others",
                 fix="Start with 'scale run' or torchrun, or unset WORLD_SIZE for a single process",
             )
-        store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
+        alone = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=alone, rank=0, world_size=1, timeout=timeout)
         return
     if not 0 <= launch.rank < launch.world_size:
         raise ConfigError(
@@ -118,13 +121,43 @@ def _initialize(backend: str) -> None:
     if launch.local_world_size == launch.world_size or _is_loopback(env.master_address()):
         _keep_gloo_on_loopback()
     try:
-        dist.init_process_group(backend, init_method="env://", timeout=timeout)
+        store = _met(launch, timeout, f"{backend} ({chosen})")
+        dist.init_process_group(backend, store=store, rank=launch.rank, world_size=launch.world_size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise RankError(
             f"rank {launch.rank} of {launch.world_size} cannot join the others at {env.master_address()}",
             why=str(error).strip().split("\n", 1)[0],
             fix=f"Check that all ranks were started and reach MASTER_ADDR; {env.TIMEOUT} sets how long to wait",
         ) from error
+
+
+def _met(launch: env.Launch, timeout: timedelta, own: str) -> Store:
+    """The store of the default group, once all ranks have said ``own``; with another backend each would wait in vain.
+
+    Raises:
+        RankError: on every rank, where two have chosen different ones.
+        RuntimeError: the others do not come in time (torch's own errors).
+    """
+    import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
+
+    store, _, _ = next(rendezvous("env://", timeout=timeout))
+    store.set_timeout(timeout)
+    said = dist.PrefixStore("polyscale/backends", store)  # type: ignore[attr-defined]
+    said.set(str(launch.rank), own)
+    if launch.rank == 0:
+        keys = [str(rank) for rank in range(launch.world_size)]
+        said.wait(keys)
+        told = [text.decode() for text in said.multi_get(keys)]
+        other = next((rank for rank, text in enumerate(told) if text != own), None)
+        said.set("verdict", "" if other is None else f"rank 0 uses {own}, rank {other} {told[other]}")
+    if verdict := said.get("verdict").decode():
+        raise RankError(
+            f"Ranks use different collectives: {verdict}",
+            why="Ranks of one training need the same, and what 'auto' finds may differ between hosts",
+            fix="Give all ranks one configuration; 'scale-report' on each host says what is usable there, and why not",
+        )
+    return dist.PrefixStore("default_pg", store)  # type: ignore[attr-defined]
 
 
 def _is_loopback(host: str) -> bool:
