@@ -21,11 +21,14 @@ def case(world, **environment):
 
 
 class Gloo:
+    name = "gloo"
+
     def backend(self, device_type):
         return "gloo"
 
 
 class Cpu:
+    name = "cpu"
     device_type = "cpu"
 
 
