@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from polyscale.testing.output import without_name_service
+
 PROGRAM = Path(__file__).with_name("control_ranks")
 
 
@@ -27,7 +29,7 @@ class Ranks:
         return [self.code(name, rank) for rank in range(world)]
 
     def errors(self, name, rank):
-        return (self.folder / f"{name}.{rank}.err").read_text()
+        return without_name_service((self.folder / f"{name}.{rank}.err").read_text())
 
     def said(self, name, rank, key):
         lines = (self.folder / f"{name}.{rank}.out").read_text().splitlines()
