@@ -114,6 +114,26 @@ def test_ranks_that_choose_another_backend_are_told_at_once(by_config):
         assert "scale-report" in said
 
 
+def _catches_and_goes_on():
+    engine = polyscale.initialize(_model(), config={**CONFIG, "backends": {"accelerator": "cpu"}})
+    for step in range(6):
+        if engine.topology.rank == 1 and step == 3:
+            break
+        try:
+            engine.backward(engine(torch.ones(2, 4)).square().mean())
+            engine.step()
+        except polyscale.PolyscaleError as error:
+            print(error, flush=True)
+
+
+def test_going_on_after_another_rank_has_left_ends_at_once_and_says_so():
+    first, second = ranks_once(2, _catches_and_goes_on, timeout=45, env={"POLYSCALE_TIMEOUT": "120"})
+    assert (second.returncode, second.timed_out, first.timed_out) == (0, False, False)
+    said = first.stdout.splitlines()
+    assert len(said) >= 2 and all("rank 1" in line and "has left after step 3" in line for line in said), said
+    assert "Training after an exception: rank 1 does not come" in said[-1]
+
+
 def _train_until_grief(how):
     engine = polyscale.initialize(_Failing(how), config=CONFIG)
     for _ in range(6):

@@ -27,7 +27,7 @@ class PolyscaleError(Exception):
         self.given = given
         self.why = why
         self.fix = fix
-        super().__init__(given, why, fix)
+        super().__init__(str(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Errors cross process boundaries: the parts are keywords, which pickle does not know by itself."""

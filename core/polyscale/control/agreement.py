@@ -16,12 +16,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from polyscale import env
-from polyscale.control import pieces
+from polyscale.control import explanations, pieces
 from polyscale.control.waits import Seen
 from polyscale.errors import RankError
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
+
+    from polyscale.control.events import Event
 
 # Rank 0 gives its verdict at the timeout; the others wait a little longer for it.
 _VERDICT_EXTRA_S = 5.0
@@ -109,7 +111,7 @@ class Control:
         return json.loads(self._from_first(_FIRST, what))
 
     def _from_first(self, key: str, what: str) -> str:
-        if not self._wait([key], self.timeout_s):
+        if not self._wait([key], self.timeout_s, {0: key}):
             raise self._missing(what, [0])
         (text,) = self._read([key])
         return text
@@ -127,7 +129,7 @@ class Control:
         return [json.loads(text) for text in texts]
 
     def _judge(self, key: str, keys: list[str]) -> tuple[list[str], list[int]]:
-        missing = [] if self._wait(keys, self.timeout_s) else self._absent(keys)
+        missing = [] if self._wait(keys, self.timeout_s, dict(enumerate(keys))) else self._absent(keys)
         texts = [] if missing else self._read(keys)  # before the verdict, after which others may clear them
         self._publish(key, json.dumps(missing))
         if missing:
@@ -135,9 +137,10 @@ class Control:
         return texts, missing
 
     def _await_verdict(self, key: str, keys: list[str]) -> tuple[list[str], list[int]]:
-        if not self._wait([f"{key}/verdict"], self.timeout_s + _VERDICT_EXTRA_S):
+        verdict_key = f"{key}/verdict"
+        if not self._wait([verdict_key], self.timeout_s + _VERDICT_EXTRA_S, {0: verdict_key}):
             return [], self._absent(keys) or [0]
-        (verdict,) = self._read([f"{key}/verdict"])
+        (verdict,) = self._read([verdict_key])
         missing: list[int] = json.loads(verdict)
         texts = [] if missing else self._read(keys)
         self._done(key, [] if missing else keys)
@@ -178,11 +181,14 @@ class Control:
     def _absent(self, keys: list[str]) -> list[int]:
         return [rank for rank, key in enumerate(keys) if not self.call(self.store.check, [key])]
 
-    def _wait(self, keys: list[str], seconds: float) -> bool:
+    def _wait(self, keys: list[str], seconds: float, by: dict[int, str]) -> bool:
+        """Wait for ``keys``; False when the time is over, or a rank has ended without writing its own (``by`` rank)."""
         end = time.monotonic() + seconds
         pause = _POLL_FIRST_S
         while not self.call(self.store.check, keys):
-            if time.monotonic() > end:
+            # It wrote all that it ever will before it said that it ends.
+            ended = any(rank in by and not self.call(self.store.check, [by[rank]]) for rank in self._ended())
+            if ended or time.monotonic() > end:
                 return False
             time.sleep(pause)
             pause = min(pause * 1.5, _POLL_MOST_S)
@@ -205,7 +211,17 @@ class Control:
                 fix="Look at what rank 0 and the launcher printed",
             ) from error
 
+    def _ended(self) -> dict[int, Event]:
+        """Ranks whose processes have ended in order, as far as the watch has heard."""
+        if self.watch is None:
+            return {}
+        left: dict[int, Event] = dict(self.watch.peers.left)
+        return {rank: event for rank, event in left.items() if event.last or event.code}
+
     def _missing(self, what: str, ranks: list[int]) -> RankError:
+        ended = self._ended()
+        if found := [ended[rank] for rank in ranks if rank in ended]:
+            return explanations.ended(what, self.rank, found)
         names = ", ".join(map(str, ranks))
         seen = "".join(
             f"; rank {rank} was last seen {doing}" for rank in ranks[:3] if (doing := self.last_seen(rank)) is not None

@@ -36,6 +36,15 @@ def left(rank: int, doing: str, events: Sequence[Event]) -> RankError:
     )
 
 
+def ended(what: str, rank: int, events: Sequence[Event]) -> RankError:
+    """An agreement to which ranks do not come, because their processes have ended in order."""
+    return RankError(
+        f"{what}: rank {events[0].rank} does not come, and rank {rank} waited for it",
+        why="; ".join(map(str, events[:3])),
+        fix="Let every rank do the same number of steps, and find out why that one ended earlier",
+    )
+
+
 def out_of_time(rank: int, doing: str, seconds: float | None, others: Mapping[int, str]) -> RankError:
     """A collective did not complete in time, though every rank is there.
 

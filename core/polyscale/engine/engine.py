@@ -278,6 +278,7 @@ class Engine:
         from polyscale.engine.saving import save
 
         self._require_open()
+        _require_path("save", path)
         tag = tag or f"step-{self.steps}"
         self._guard.require_whole(f"save of {tag!r}")
         self._guard.recover()
@@ -299,6 +300,7 @@ class Engine:
         from polyscale.engine.loading import load
 
         self._require_open()
+        _require_path("load", path)
         self._guard.recover()
         self._accumulation.require_closed(f"load({str(path)!r})")
         with self._guard.doing(f"load of {tag or 'the latest checkpoint'}", step=False):
@@ -322,6 +324,7 @@ class Engine:
         from polyscale.engine.exporting import export
 
         self._require_open()
+        _require_path("export", path)
         self._guard.require_whole("export")
         with self._guard.doing("export", step=False):
             return export(self, self._setup, path, max_shard_bytes=max_shard_bytes)
@@ -368,19 +371,17 @@ class Engine:
             "optimizer",
             "lr_scheduler",
             "data",
-            "parameters_store",
             "_guard",
             "_stepper",
             "_batches",
             "_setup",
         ):
             vars(self)[name] = None
+        vars(self)["parameters_store"] = _Closed()
 
     def _require_open(self) -> None:
         if self._closed:
-            raise PolyscaleError(
-                "A call of a closed engine", why="close() has freed its hooks and groups", fix="Make a new one"
-            )
+            raise _closed("A call")
 
     # Inside.
 
@@ -411,3 +412,20 @@ class Engine:
             skipped=outcome.skipped,
             seconds=seconds,
         )
+
+
+class _Closed:
+    """What stands for the store of an engine that was closed."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise _closed(f"parameters_store.{name}")
+
+
+def _closed(what: str) -> PolyscaleError:
+    why = "close() has freed its hooks and groups"
+    return PolyscaleError(f"{what} of a closed engine", why=why, fix="Make a new one")
+
+
+def _require_path(call: str, path: Any) -> None:
+    if not isinstance(path, (str, os.PathLike)):
+        raise PolyscaleError(f"{call}({path!r:.80})", why=f"{type(path).__name__} is no path", fix="Give a path")

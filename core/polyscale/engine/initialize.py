@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import sys
 import weakref
 from collections.abc import Mapping
 from os import PathLike
@@ -87,6 +88,11 @@ def initialize(
         check_instance(optimizer, names)
         if isinstance(optimizer, torch.optim.Optimizer) and lr_scheduler is not None and not callable(lr_scheduler):
             check_schedule(lr_scheduler, optimizer)
+        if settings.optimizer is not None:
+            log.warning(
+                "the optimizer given to polyscale.initialize is used, and that of the configuration (%s) is not",
+                settings.optimizer.type,
+            )
     accelerator = choose_accelerator(settings)
     if optimizer is None:
         _check_configured_optimizer(settings, accelerator)
@@ -142,7 +148,7 @@ def _refuse_used(model: nn.Module) -> None:
         raise PolyscaleError(
             "A model that another engine trains",
             why="two engines would add their hooks and gradients to the same parameters",
-            fix="Close the other engine first, or build another model",
+            fix="Build another model; below stage 3, closing the other engine frees this one too",
         )
 
 
@@ -290,7 +296,8 @@ def _close_at_exit(engine: Engine) -> None:
     def end() -> None:
         alive = reference()
         if alive is not None and not alive._closed:
-            if alive._accumulation.open:
+            # After an exception that nothing has caught there is nothing that could be finished.
+            if alive._accumulation.open and getattr(sys, "last_value", None) is None:
                 log.warning("%s", alive._accumulation.open_error("The process ends"))
             alive._release()
 

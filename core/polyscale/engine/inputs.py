@@ -74,7 +74,15 @@ def build_loader(data: Any, config: Config, topology: Topology, micro_batch: int
     is_dataset = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     if isinstance(data, torch.utils.data.DataLoader):
         _look_at(data, topology, micro_batch)
-    if data is None or is_loader or not is_dataset:
+    if data is None or is_loader:
+        return data
+    if not is_dataset and not hasattr(data, "__iter__"):
+        raise PolyscaleError(
+            f"data = {data!r:.80}",
+            why=f"{type(data).__name__} is neither a dataset nor iterable",
+            fix="Pass a dataset (with __getitem__ and __len__), a DataLoader, or an iterable of micro-batches",
+        )
+    if not is_dataset:
         return data
     from polyscale.data import loader
 

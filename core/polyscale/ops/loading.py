@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import util
@@ -87,7 +88,7 @@ def _load(module: KernelModule, failed: dict[tuple[str, str], BuildError]) -> Mo
         return ready
     what = (module.name, key or wanted.source_key)
     if what in failed:
-        raise failed[what]
+        raise copy(failed[what])  # each time anew: an error grows by the frames that it passes
     try:
         if tools is None:
             assert missing is not None
@@ -97,10 +98,10 @@ def _load(module: KernelModule, failed: dict[tuple[str, str], BuildError]) -> Mo
         ready, _ = _try_import(module, cache.cached(wanted, None))
         if ready is not None:
             return ready
-        failed[what] = error
+        failed[what] = copy(error)
         raise
     except BuildError as error:
-        failed[what] = error
+        failed[what] = copy(error)
         raise
 
 

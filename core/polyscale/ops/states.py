@@ -10,6 +10,7 @@ from polyscale.errors import BuildError
 from polyscale.interfaces.op import KernelModule
 from polyscale.ops import cache
 from polyscale.ops.failures import last_failure
+from polyscale.ops.locking import refusal
 from polyscale.ops.prerequisites import prerequisites
 from polyscale.ops.recipe import recipe
 from polyscale.ops.tools import ToolMissingError, Tools
@@ -26,12 +27,14 @@ class ModuleStatus:
         why: why it cannot be built; "" otherwise.
         fix: what to do.
         path: the extension's file, where there is one.
+        failed: cannot build: it has been tried, and failed; perhaps while this process was starting.
     """
 
     state: State
     why: str = ""
     fix: str = ""
     path: Path | None = None
+    failed: bool = False
 
 
 def status(module: KernelModule) -> ModuleStatus:
@@ -58,5 +61,7 @@ def status(module: KernelModule) -> ModuleStatus:
     if missing is not None:
         return ModuleStatus("cannot build", missing.why, missing.fix)
     if key is not None and (failure := last_failure(wanted, cache.folder(module) / key)) is not None:
-        return ModuleStatus("cannot build", failure.why, failure.fix)
+        return ModuleStatus("cannot build", failure.why, failure.fix, failed=True)
+    if (refused := refusal(cache.folder(module))) is not None:
+        return ModuleStatus("cannot build", f"{refused.given}: {refused.why}", refused.fix)
     return ModuleStatus("not built", fix=f"Run `scale build {module.name}`, or it is built at first use")

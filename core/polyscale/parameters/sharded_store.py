@@ -143,6 +143,10 @@ class ShardedStore(ABC):
     def set_full(self, fqn: str, value: torch.Tensor, kind: str = "parameter") -> None:
         """See the Protocol."""
         fqn = self.canonical(fqn)
+        if not isinstance(value, torch.Tensor):
+            raise PolyscaleError(
+                f"set_full({fqn!r}) with {value!r:.80}", why="it is no tensor", fix="Give the whole tensor"
+            )
         if kind == "gradient":
             self.before_gradients()
         local = self.local(fqn, kind)

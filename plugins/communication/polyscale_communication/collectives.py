@@ -64,7 +64,7 @@ class ShmCommunication(C10dCommunication):
         launch = env.launch()
         if launch.local_world_size != launch.world_size:
             return f"{launch.local_world_size} of {launch.world_size} ranks are on this host, and it serves one host"
-        return _no_memory() or _no_transport()
+        return _no_memory() or _no_transport(chosen=self._used)
 
     def backend(self, device_type: str) -> str:
         """The string for ``init_process_group``; the transport is built where it has not been built yet.
@@ -120,14 +120,18 @@ def _no_memory() -> str:
     return ""
 
 
-@lru_cache(maxsize=1)
-def _no_transport() -> str:
-    """Why the extension is not there and cannot be built; "" where it is or can. Builds nothing."""
+@lru_cache(maxsize=2)
+def _no_transport(*, chosen: bool) -> str:
+    """Why the extension is not there and cannot be built; "" where it is or can. Builds nothing.
+
+    ``chosen``: for a training, whose ranks must come to one answer: a build that another rank has tried meanwhile, and
+    that has failed, makes no difference to this one. Its group hears of it from that rank.
+    """
     from polyscale.ops import status
     from polyscale_shm.library import MODULE
 
     state = status(MODULE)
-    if state.state != "cannot build":
+    if state.state != "cannot build" or (chosen and state.failed):
         return ""
     return f"its transport cannot be built: {state.why.rstrip('.')}" + (f"; {state.fix}" if state.fix else "")
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from polyscale import env
 from polyscale_communication import NAME, _torch, checks
 from polyscale_communication.engine import Engine, many
 from polyscale_communication.fallback import Gloo
@@ -57,8 +58,9 @@ class ShmProcessGroup(_torch.ProcessGroup):  # type: ignore[misc]
         agreement = agree(store, rank, size, timeout, settings)
         self.why_gloo = agreement.why
         if agreement.transport is None:
-            if rank == 0:
-                _say_once(f"shm: groups of {size} ranks use gloo, because there is no shared memory: {agreement.why}")
+            if rank == 0 and size > 1:
+                level = logging.WARNING if env.launch().rank == 0 else logging.INFO
+                _say_once(level, f"shm: groups use gloo, because there is no shared memory: {agreement.why}")
             self._engine: Any = Gloo(self._gloo(), rank, size)
         else:
             _keep_memory(int(settings.keep_mib * MIB))
@@ -304,5 +306,5 @@ def _keep_memory(size: int) -> None:
 
 
 @lru_cache(maxsize=8)
-def _say_once(message: str) -> None:
-    logger.warning("%s", message)
+def _say_once(level: int, message: str) -> None:
+    logger.log(level, "%s", message)

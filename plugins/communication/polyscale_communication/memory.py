@@ -11,7 +11,7 @@ import logging
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from polyscale.errors import PolyscaleError, UnsupportedError
+from polyscale.errors import BuildError, PolyscaleError, UnsupportedError
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +32,8 @@ def allocate(numel: int, dtype: torch.dtype) -> torch.Tensor:
 
     try:
         memory = native().allocate(numel * dtype.itemsize)
+    except BuildError:  # the group has said why it uses gloo
+        return torch.empty(numel, dtype=dtype)
     except OSError as error:
         _say_once(f"shm: buffers lie in ordinary memory, because shared memory is refused: {error}")
         return torch.empty(numel, dtype=dtype)

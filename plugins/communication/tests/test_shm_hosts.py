@@ -59,4 +59,4 @@ def test_groups_across_hosts_use_gloo_and_those_of_one_host_use_its_memory(start
             assert ("its ranks are on several hosts: rank 0 on" in why and "elsewhere" in why) == (2 in ranks), why
             assert name != "here" or why == ""
     warned = "".join(err for _, err in told)
-    assert warned.count("groups of 3 ranks use gloo") <= 1, warned
+    assert 1 <= warned.count("groups use gloo") <= 3, warned  # no launcher has told these processes their ranks

@@ -182,6 +182,30 @@ def test_a_signal_reaches_ranks_which_may_finish_and_leaves_no_process(tmp_path,
     assert "[rank 1] finished" in out
 
 
+def test_ranks_end_when_the_launcher_is_killed(tmp_path):
+    path = script(
+        tmp_path,
+        "if rank == 0: signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"open({str(tmp_path)!r} + '/' + str(rank), 'w').write(str(os.getpid()) + ' ' + str(child.pid) + ' ')\n"
+        "time.sleep(60)\n",
+    )
+    code = (
+        "from polyscale.interfaces.launcher import LaunchRequest\n"
+        "from polyscale_standard.launcher import LocalLauncher\n"
+        f"LocalLauncher().run(LaunchRequest([{path!r}], nproc=2))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as launcher:
+        files, end = [tmp_path / "0", tmp_path / "1"], time.monotonic() + 30
+        while not all(file.exists() and file.read_text().endswith(" ") for file in files):
+            assert time.monotonic() < end and launcher.poll() is None
+            time.sleep(0.05)
+        time.sleep(0.5)  # the guard has been told
+        os.killpg(launcher.pid, signal.SIGKILL)
+    pids = [pid for file in files for pid in file.read_text().split()]
+    assert len(pids) == 4 and all(gone(pid, within_s=10.0) for pid in pids)
+
+
 def test_the_lines_of_a_dry_run_can_be_pasted_into_shells(tmp_path):
     path = script(tmp_path, "print(rank, os.environ['WORLD_SIZE'], os.environ['MASTER_PORT'], sys.argv[1:])\n")
     lines = LocalLauncher().plan(LaunchRequest([path, "a b", "$c"], nproc=2))

@@ -191,7 +191,8 @@ def refusal(fqn: str, what: str) -> UnsupportedError:
         f"{what} of the parameter {fqn!r} outside the forward of its unit",
         why="under stage 3 each rank holds a shard of it, and it is whole only while its unit runs",
         fix="Call the module that owns it as a whole; read or write it with engine.parameters_store.gathered([name]); "
-        "or name the module class that is called in backends.options.zero.unit_classes",
+        "name the module class that is called in backends.options.zero.unit_classes; or, for all weights at once, "
+        "engine.save and engine.load, or engine.export",
     )
 
 

@@ -102,6 +102,7 @@ class LocalLauncher:
                     end.follow()
             finally:
                 end.sweep()
+                processes.close()
         if received:
             return 128 + received[0]
         return _report(processes.cause() or agent.failure(), processes, request.nproc)

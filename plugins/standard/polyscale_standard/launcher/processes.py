@@ -12,11 +12,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from polyscale.control.watchdog import EXIT_CODE
+from polyscale_standard.launcher import guard
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,10 @@ class Ended:
 
 
 class RankProcesses:
-    """The processes of one launch."""
+    """The processes of one launch; a guard ends them where this process is killed."""
 
     def __init__(self) -> None:
+        self._guard: subprocess.Popen[str] | None = None
         self._pids: dict[int, int] = {}
         self._ended: list[Ended] = []
         self._unknown = 0
@@ -64,6 +68,7 @@ class RankProcesses:
     def started(self, pids: Mapping[int, int]) -> None:
         """Follow local rank -> process id from now on."""
         self._pids.update(pids)
+        self._watch_over(pids.values())
         for rank, pid in pids.items():
             threading.Thread(target=self._follow, args=(rank, pid), name=f"rank-{rank}", daemon=True).start()
 
@@ -101,6 +106,22 @@ class RankProcesses:
         for pid in self._pids.values():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, number)
+
+    def close(self) -> None:
+        """Nothing is left to guard."""
+        if self._guard is not None:
+            with contextlib.suppress(OSError):
+                self._guard.communicate("done\n")
+
+    def _watch_over(self, groups: Iterable[int]) -> None:
+        command = [sys.executable, "-I", "-S", guard.__file__]
+        # In a session of its own: what is sent to the launcher's process group does not reach it.
+        self._guard = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
+        )
+        assert self._guard.stdin is not None
+        self._guard.stdin.write("".join(f"{group}\n" for group in groups))
+        self._guard.stdin.flush()
 
     def _follow(self, rank: int, pid: int) -> None:
         try:
