@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import traceback
 from dataclasses import replace
 from pathlib import Path
 
@@ -173,14 +174,17 @@ def test_a_source_that_does_not_compile_is_an_error_with_the_first_line_the_file
     assert f"{module.name}.cpp:" in error.why and "undeclared_name" in error.why and "oops" not in error.why
     log = Path(error.fix.rsplit(" ", 1)[1])
     assert "oops" in log.read_text()
-    assert status(module) == type(status(module))("cannot build", error.why, error.fix)
+    assert status(module) == type(status(module))("cannot build", error.why, error.fix, failed=True)
 
 
 def test_a_failure_is_not_repeated_by_the_same_process_until_something_changes(tmp_path, caplog):
     module = write_module(tmp_path / "source", extra="#error not yet")
     first = refusal(load_module, module)
-    assert refusal(load_module, module) is first
+    again = [refusal(load_module, module) for _ in range(3)]
+    assert {str(each) for each in again} == {str(first)}
     assert len(caplog.records) == 1
+    lengths = [len(list(traceback.walk_tb(each.__traceback__))) for each in again]
+    assert lengths[0] == lengths[1] == lengths[2], "the error grows each time it is raised"
     _source(module).write_text(_source(module).read_text().replace("#error not yet", ""))
     assert load_module(module).value() == 1
 
