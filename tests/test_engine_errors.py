@@ -82,6 +82,38 @@ def test_a_closed_engine_says_so(engine):
     engine.close()
 
 
+def test_the_store_of_a_closed_engine_says_so(engine):
+    engine.close()
+    with pytest.raises(PolyscaleError) as error:
+        engine.parameters_store.get_full("weight")
+    _three_parts(error, "parameters_store.get_full of a closed engine")
+
+
+@pytest.mark.parametrize("call", ["save", "load", "export"])
+def test_paths_that_are_none(engine, call):
+    with pytest.raises(PolyscaleError) as error:
+        getattr(engine, call)(None)
+    _three_parts(error, f"{call}(None)", "NoneType is no path")
+
+
+def test_a_value_that_is_no_tensor(engine):
+    with pytest.raises(PolyscaleError) as error:
+        engine.parameters_store.set_full("weight", 3)
+    _three_parts(error, "'weight'", "3", "no tensor")
+
+
+def test_data_that_holds_no_samples():
+    with pytest.raises(PolyscaleError) as error:
+        polyscale.initialize(nn.Linear(2, 1), config=CONFIG, data=5)
+    _three_parts(error, "data = 5", "neither a dataset nor iterable")
+
+
+def test_of_two_optimizers_the_one_that_is_not_used_is_named(caplog):
+    with polyscale.initialize(nn.Linear(2, 1), config=CONFIG, optimizer=lambda ps: torch.optim.SGD(ps, lr=0.5)) as one:
+        assert type(one.optimizer).__name__ == "SGD"
+    assert "that of the configuration (AdamW) is not" in caplog.text
+
+
 def test_writing_to_a_gathered_parameter_without_modify(engine):
     store = engine.parameters_store
     before = store.get_full("weight")

@@ -75,7 +75,7 @@ def _ten_hybrid_engines(stage):
     return groups
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_ten_hybrid_engines_make_the_groups_of_one(stage):
     for groups in ranks(4).run(_ten_hybrid_engines, stage):
         assert groups == groups[:1] * 10
@@ -102,7 +102,9 @@ def _interleaved(stages, extra):
 
 
 @pytest.mark.parametrize(
-    ("world", "stages", "extra"), [(2, (0, 3), {}), (4, (1, 3), HYBRID), (4, (3, 1), HYBRID)], ids=str
+    ("world", "stages", "extra"),
+    [(2, (0, 3), {}), (4, (1, 3), HYBRID), pytest.param(4, (3, 1), HYBRID, marks=pytest.mark.long)],
+    ids=str,
 )
 def test_two_engines_interleave(world, stages, extra):
     for alone, together in ranks(world).run(_interleaved, stages, extra):

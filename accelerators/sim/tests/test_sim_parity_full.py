@@ -1,11 +1,11 @@
-"""Every three settings of the parity suite on the simulated device, with late copies and collectives."""
+"""Every pair of settings of the parity suite on the simulated device, with late copies and collectives."""
 
 import pytest
 
 from polyscale.testing import parity, ranks
 
-CASES = parity.parity_cases("ddp", stages=(0,), level="full", accelerator="sim")
-CASES += parity.parity_cases("fsdp2", stages=(1, 2, 3), level="full", accelerator="sim")
+CASES = parity.parity_cases("ddp", stages=(0,), accelerator="sim")
+CASES += parity.parity_cases("fsdp2", stages=(1, 2, 3), accelerator="sim")
 
 
 def engine_with_late_work(case, model):

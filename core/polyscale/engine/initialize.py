@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from polyscale import env
 from polyscale.claims import check_dtype
 from polyscale.discovery import load
 from polyscale.engine import out_of_memory
@@ -89,7 +90,8 @@ def initialize(
         if isinstance(optimizer, torch.optim.Optimizer) and lr_scheduler is not None and not callable(lr_scheduler):
             check_schedule(lr_scheduler, optimizer)
         if settings.optimizer is not None:
-            log.warning(
+            log.log(
+                logging.WARNING if env.launch().rank == 0 else logging.INFO,
                 "the optimizer given to polyscale.initialize is used, and that of the configuration (%s) is not",
                 settings.optimizer.type,
             )

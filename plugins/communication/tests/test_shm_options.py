@@ -105,7 +105,7 @@ def one_sends_little(rounds):
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_few_bytes_stay_where_they_lie_until_all_have_read_them(world):
-    assert on_ranks(world, one_sends_little, 400) == [[]] * world
+    assert on_ranks(world, one_sends_little, 200) == [[]] * world
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,8 @@ CASES += [(name, worlds) for name in OPTIMIZERS if name != "AdamW" for worlds in
 @pytest.mark.long
 @pytest.mark.parametrize(("optimizer", "worlds"), CASES)
 def test_every_checkpoint_is_exchanged(tmp_path, communication, optimizer, worlds):
+    if communication == "shm" and optimizer != "AdamW":
+        pytest.skip("states of other optimizers reach files the same way over every communication")
     pairs = EVERY if (optimizer, worlds) == ("AdamW", (2, 2)) else SOME
     _exchange(tmp_path, communication, worlds, pairs, optimizer)
 
