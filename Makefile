@@ -4,7 +4,7 @@
 #   make demo                                   trains a small GPT-2 and goes on from its checkpoint
 #   make demo DEMO_NPROC=4                      on four ranks
 #   make test PYTEST_ARGS="-k checkpoint -x"    what pytest is given in addition ("-n 0": one process, for a debugger)
-#   make test WORKERS=1                         in one process (3, make test-long 2); each starts ranks of its own
+#   make test WORKERS=4                         in four processes, each of which starts ranks of its own
 #   make venv TORCH="torch==2.11.0"             another torch; pip's own variables (PIP_INDEX_URL, ...) pass through
 
 PYTHON ?= python3
@@ -40,8 +40,6 @@ kernels: venv ## compile the kernels for this machine ahead of their first use
 demo: venv ## train a small GPT-2 on this machine, save it, load it elsewhere, go on (DEMO_NPROC, DEMO_ACCELERATOR)
 	@$(BIN)/python tools/demo.py
 
-# In three processes, for these tests wait for a good part of their time.
-test: WORKERS = 3
 test: venv ## what is tested at every change (at most 12 minutes)
 	$(PYTEST) -m "not long and not gpu" $(TESTS)
 

@@ -81,7 +81,7 @@ def test_number_of_ranks_that_is_none(tmp_path, value):
 
 
 def test_a_goal_that_cannot_be_judged_is_refused_before_anything_is_trained(tmp_path):
-    done = demo("--out", str(tmp_path), "--goal", "bigramm", timeout=30)
+    done = demo("--out", str(tmp_path), "--goal", "bigramm", timeout=60)
     assert done.returncode == 2
     assert "'bigramm'" in done.stderr and "'bigram'" in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -52,7 +52,10 @@ def _predivided(replicate):
     return found
 
 
-@pytest.mark.parametrize(("world", "replicate"), [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4)])
+@pytest.mark.parametrize(
+    ("world", "replicate"),
+    [(1, 1), (2, 1), (2, 2), *(pytest.param(4, replicate, marks=pytest.mark.long) for replicate in (2, 4))],
+)
 def test_predividing_changes_nothing_on_any_mesh(world, replicate):
     for found in ranks(world).run(_predivided, replicate):
         for stage in STAGES:

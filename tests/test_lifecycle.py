@@ -75,7 +75,8 @@ def _ten_hybrid_engines(stage):
     return groups
 
 
-@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("stage", [1, 3])
 def test_ten_hybrid_engines_make_the_groups_of_one(stage):
     for groups in ranks(4).run(_ten_hybrid_engines, stage):
         assert groups == groups[:1] * 10
@@ -103,7 +104,7 @@ def _interleaved(stages, extra):
 
 @pytest.mark.parametrize(
     ("world", "stages", "extra"),
-    [(2, (0, 3), {}), (4, (1, 3), HYBRID), pytest.param(4, (3, 1), HYBRID, marks=pytest.mark.long)],
+    [(2, (0, 3), {}), *(pytest.param(4, order, HYBRID, marks=pytest.mark.long) for order in ((1, 3), (3, 1)))],
     ids=str,
 )
 def test_two_engines_interleave(world, stages, extra):

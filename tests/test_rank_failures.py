@@ -107,7 +107,7 @@ def _choose_another_backend_each(by_config):
 
 @pytest.mark.parametrize("by_config", [True, False], ids=["by configuration", "by auto"])
 def test_ranks_that_choose_another_backend_are_told_at_once(by_config):
-    for each in ranks_once(2, _choose_another_backend_each, by_config, timeout=40, env={"POLYSCALE_TIMEOUT": "120"}):
+    for each in ranks_once(2, _choose_another_backend_each, by_config, timeout=90, env={"POLYSCALE_TIMEOUT": "240"}):
         assert each.returncode == 1 and not each.timed_out, each.stderr
         said = each.stderr.splitlines()[-1]
         assert "Ranks use different collectives: rank 0 uses gloo (gloo of cpu), rank 1 shm (shm of cpu)" in said
@@ -127,7 +127,7 @@ def _catches_and_goes_on():
 
 
 def test_going_on_after_another_rank_has_left_ends_at_once_and_says_so():
-    first, second = ranks_once(2, _catches_and_goes_on, timeout=45, env={"POLYSCALE_TIMEOUT": "120"})
+    first, second = ranks_once(2, _catches_and_goes_on, timeout=100, env={"POLYSCALE_TIMEOUT": "240"})
     assert (second.returncode, second.timed_out, first.timed_out) == (0, False, False)
     said = first.stdout.splitlines()
     assert len(said) >= 2 and all("rank 1" in line and "has left after step 3" in line for line in said), said

@@ -45,7 +45,7 @@ def test_groups_across_hosts_use_gloo_and_those_of_one_host_use_its_memory(start
         pytest.skip(why_not)
     commands = [[sys.executable, str(RANK), str(tmp_path / "store"), str(rank), "3"] for rank in range(3)]
     processes = [started(command, rank == 2) for rank, command in enumerate(commands)]
-    told = [process.communicate(timeout=60) for process in processes]
+    told = [process.communicate(timeout=150) for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], told
     found = [json.loads(out) for out, _ in told]
     assert [each["received"] for each in found] == [[2.0] * 3, [0.0] * 3, [1.0] * 3]

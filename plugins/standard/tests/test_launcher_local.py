@@ -196,7 +196,7 @@ def test_ranks_end_when_the_launcher_is_killed(tmp_path):
         f"LocalLauncher().run(LaunchRequest([{path!r}], nproc=2))\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as launcher:
-        files, end = [tmp_path / "0", tmp_path / "1"], time.monotonic() + 30
+        files, end = [tmp_path / "0", tmp_path / "1"], time.monotonic() + 60
         while not all(file.exists() and file.read_text().endswith(" ") for file in files):
             assert time.monotonic() < end and launcher.poll() is None
             time.sleep(0.05)

@@ -241,7 +241,7 @@ def changes(stage):
     return found
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(3, marks=pytest.mark.long)])
 def test_a_parameter_that_is_replaced_removed_or_added_after_initialize(stage):
     for found in ranks(2).run(changes, stage):
         for change, words in CHANGES.items():

@@ -30,7 +30,7 @@ def train(stage, communication):
 )
 def test_a_compiler_that_fails(tmp_path, stage, communication, world):
     environ = {"CXX": "/bin/false", "POLYSCALE_CACHE": str(tmp_path / "cache")}
-    outcomes = ranks_once(world, train, stage, communication, timeout=60, env=environ)
+    outcomes = ranks_once(world, train, stage, communication, timeout=150, env=environ)
     for each in outcomes:
         assert each.returncode == 0 and "trained 2" in each.stdout, each.stderr
         assert "Traceback" not in each.stderr
@@ -41,6 +41,6 @@ def test_a_compiler_that_fails(tmp_path, stage, communication, world):
 def test_a_cache_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     environ = {"POLYSCALE_CACHE": str(tmp_path / "file" / "cache")}
-    outcomes = ranks_once(2, train, 2, "auto", timeout=60, env=environ)
+    outcomes = ranks_once(2, train, 2, "auto", timeout=150, env=environ)
     assert [each.returncode for each in outcomes] == [0, 0], outcomes[0].stderr
     assert "it cannot be written" in outcomes[0].stderr and "POLYSCALE_CACHE" in outcomes[0].stderr
