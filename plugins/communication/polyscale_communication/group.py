@@ -19,12 +19,13 @@ import torch
 import torch.distributed as dist
 
 from polyscale import env
-from polyscale_communication import NAME, _torch, checks
+from polyscale_communication import NAME, checks
 from polyscale_communication.engine import Engine, many
 from polyscale_communication.fallback import Gloo
 from polyscale_communication.numbers import reduction_of
 from polyscale_communication.settings import MIB, current
 from polyscale_communication.setup import agree
+from polyscale_standard.communication import c10d_types, group_checks
 
 logger = logging.getLogger("polyscale")
 Tensors = list[torch.Tensor]
@@ -36,7 +37,7 @@ def register_backend() -> None:
         dist.Backend.register_backend(NAME, ShmProcessGroup, devices=["cpu"])
 
 
-class ShmProcessGroup(_torch.ProcessGroup):  # type: ignore[misc]
+class ShmProcessGroup(c10d_types.ProcessGroup):  # type: ignore[misc]
     """The methods are those of ``torch.distributed.ProcessGroup``, which calls them.
 
     Attributes:
@@ -50,7 +51,7 @@ class ShmProcessGroup(_torch.ProcessGroup):  # type: ignore[misc]
         self._rank, self._size = rank, size
         self._timeout, self._pid = timeout, os.getpid()
         self.timeout_s = timeout.total_seconds()
-        self._inner_store = _torch.PrefixStore("gloo", store)
+        self._inner_store = c10d_types.PrefixStore("gloo", store)
         self._inner: Any = None
         self._coalescing: list[Any] | None = None
         self._name = ""
@@ -102,7 +103,7 @@ class ShmProcessGroup(_torch.ProcessGroup):  # type: ignore[misc]
         """Every tensor becomes the reduction of all ranks' (in place)."""
         tensors = _listed(tensors)
         if tensors[0].layout != torch.strided:
-            return self._gloo().allreduce(tensors, opts or _torch.allreduce_options(dist.ReduceOp.SUM))
+            return self._gloo().allreduce(tensors, opts or c10d_types.allreduce_options(dist.ReduceOp.SUM))
         return self._each([(tensor,) for tensor in tensors], self._all_reduce, opts, tensors)
 
     def _all_reduce(self, tensor: torch.Tensor, opts: Any) -> Any:
@@ -125,8 +126,8 @@ class ShmProcessGroup(_torch.ProcessGroup):  # type: ignore[misc]
         return self._each(list(zip(outputs, inputs, strict=True)), self._reduce_scatter_list, opts, outputs)
 
     def _reduce_scatter_list(self, output: torch.Tensor, parts: Tensors, opts: Any) -> Any:
-        checks.check_list("reduce_scatter", parts, self._size)
-        checks.check_same(output, [parts[self._rank]], parts)
+        group_checks.check_list("reduce_scatter", parts, self._size)
+        group_checks.check_same(output, [parts[self._rank]], parts)
         reduction = self._reduction(opts, output)
         call = lambda outs, ins: self._engine.reduce_scatter_list(outs[0], ins, reduction, opts)  # noqa: E731
         return self._in_memory([output], parts, call)
@@ -136,7 +137,7 @@ class ShmProcessGroup(_torch.ProcessGroup):  # type: ignore[misc]
         return self._note(self._reduce_scatter(output, input, opts))
 
     def _reduce_scatter(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
-        checks.check_parts("reduce_scatter", whole=input, part=output, size=self._size)
+        group_checks.check_parts("reduce_scatter", whole=input, part=output, size=self._size)
         reduction = self._reduction(opts, output)
         call = lambda outs, ins: self._engine.reduce_scatter(outs[0], ins[0], reduction, opts)  # noqa: E731
         return self._in_memory([output], [input], call)
@@ -162,8 +163,8 @@ class ShmProcessGroup(_torch.ProcessGroup):  # type: ignore[misc]
         return self._each(list(zip(lists, inputs, strict=True)), self._all_gather_list, opts, results)
 
     def _all_gather_list(self, parts: Tensors, input: torch.Tensor, opts: Any) -> Any:
-        checks.check_list("all_gather", parts, self._size)
-        checks.check_same(input, parts)
+        group_checks.check_list("all_gather", parts, self._size)
+        group_checks.check_same(input, parts)
         return self._in_memory(parts, [input], lambda outs, ins: self._engine.all_gather_list(outs, ins[0], opts))
 
     allgather_coalesced = allgather
@@ -173,7 +174,7 @@ class ShmProcessGroup(_torch.ProcessGroup):  # type: ignore[misc]
         return self._note(self._all_gather(output, input, opts))
 
     def _all_gather(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
-        checks.check_parts("all_gather", whole=output, part=input, size=self._size)
+        group_checks.check_parts("all_gather", whole=output, part=input, size=self._size)
         return self._in_memory([output], [input], lambda outs, ins: self._engine.all_gather(outs[0], ins[0], opts))
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
@@ -185,8 +186,8 @@ class ShmProcessGroup(_torch.ProcessGroup):  # type: ignore[misc]
         input, parts = _listed(inputs)[0], []
         if checks.check_root("gather", opts.rootRank, self._size) == self._rank:
             parts = outputs if isinstance(outputs[0], torch.Tensor) else outputs[0]
-            checks.check_list("gather", parts, self._size)
-        checks.check_same(input, parts)
+            group_checks.check_list("gather", parts, self._size)
+        group_checks.check_same(input, parts)
         call = lambda outs, ins: self._engine.gather(outs, ins[0], opts.rootRank, opts)  # noqa: E731
         return self._note(self._in_memory(parts, [input], call))
 
@@ -195,8 +196,8 @@ class ShmProcessGroup(_torch.ProcessGroup):  # type: ignore[misc]
         output, parts = _listed(outputs)[0], []
         if checks.check_root("scatter", opts.rootRank, self._size) == self._rank:
             parts = inputs if isinstance(inputs[0], torch.Tensor) else inputs[0]
-            checks.check_list("scatter", parts, self._size)
-        checks.check_same(output, parts)
+            group_checks.check_list("scatter", parts, self._size)
+        group_checks.check_same(output, parts)
         call = lambda outs, ins: self._engine.scatter(outs[0], ins, opts.rootRank, opts)  # noqa: E731
         return self._note(self._in_memory([output], parts, call))
 
@@ -204,16 +205,18 @@ class ShmProcessGroup(_torch.ProcessGroup):  # type: ignore[misc]
         self, output: torch.Tensor, input: torch.Tensor, receives: list[int], sends: list[int], opts: Any = None
     ) -> Any:
         """Rows of the input go to each rank by ``sends`` (equal parts when empty); ``receives`` rows come from each."""
-        checks.check_same(input, [], [output])
-        sizes = [checks.elements(tensor, rows, self._size) for tensor, rows in ((output, receives), (input, sends))]
+        group_checks.check_same(input, [], [output])
+        sizes = [
+            group_checks.elements(tensor, rows, self._size) for tensor, rows in ((output, receives), (input, sends))
+        ]
         call = lambda outs, ins: self._engine.all_to_all(outs[0], ins[0], *sizes, opts)  # noqa: E731
         return self._note(self._in_memory([output], [input], call))
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         """Tensor r of the inputs goes to rank r; tensor r of the outputs comes from it."""
         for parts in (outputs, inputs):
-            checks.check_list("all_to_all", parts, self._size)
-            checks.check_same(inputs[0], [], parts)
+            group_checks.check_list("all_to_all", parts, self._size)
+            group_checks.check_same(inputs[0], [], parts)
         call = lambda outs, ins: self._engine.all_to_all_list(outs, ins, opts)  # noqa: E731
         return self._note(self._in_memory(outputs, inputs, call))
 
@@ -259,7 +262,7 @@ class ShmProcessGroup(_torch.ProcessGroup):  # type: ignore[misc]
     def _gloo(self) -> Any:
         """The gloo group for what is odd; every rank makes it at the same call."""
         if self._inner is None:
-            self._inner = _torch.gloo(self._inner_store, self._rank, self._size, self._timeout)
+            self._inner = c10d_types.gloo(self._inner_store, self._rank, self._size, self._timeout)
         return self._inner
 
     def _each(self, calls: Sequence[tuple[Any, ...]], call: Callable[..., Any], opts: Any, results: Tensors) -> Any:

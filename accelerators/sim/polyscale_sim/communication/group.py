@@ -18,12 +18,13 @@ import torch
 import torch.distributed as dist
 
 from polyscale_sim import faults
-from polyscale_sim.communication import NAME, _torch, calls, pairs
+from polyscale_sim.communication import NAME, calls, pairs
 from polyscale_sim.communication.memory import Direct, Late
 from polyscale_sim.communication.queue import CommunicationQueue, Job
 from polyscale_sim.communication.reductions import reduction_of
 from polyscale_sim.communication.signature import compare
 from polyscale_sim.communication.work import ManyWorks, PairWork, SimWork
+from polyscale_standard.communication import c10d_types, group_checks
 
 Tensors = list[torch.Tensor]
 
@@ -37,14 +38,14 @@ def register_backend(device_type: str) -> None:
     dist.Backend.register_backend(NAME, create, devices=[device_type])
 
 
-class SimProcessGroup(_torch.ProcessGroup):  # type: ignore[misc]
+class SimProcessGroup(c10d_types.ProcessGroup):  # type: ignore[misc]
     """The methods are those of ``torch.distributed.ProcessGroup``, which calls them."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, *, device_type: str) -> None:
         super().__init__(rank, size)
         self._device_type = device_type
-        self._host = _torch.ProcessGroupGloo(_torch.PrefixStore("host", store), rank, size, timeout)
-        self._wire = _torch.ProcessGroupGloo(_torch.PrefixStore("device", store), rank, size, timeout)
+        self._host = c10d_types.ProcessGroupGloo(c10d_types.PrefixStore("host", store), rank, size, timeout)
+        self._wire = c10d_types.ProcessGroupGloo(c10d_types.PrefixStore("device", store), rank, size, timeout)
         self._register_backend(torch.device("cpu"), self.BackendType.GLOO, self._host)
         # Collectives that Python cannot override in C++ would come here, and gloo refuses tensors of the device.
         self._register_backend(torch.device(device_type), self.BackendType.CUSTOM, self._wire)
@@ -66,7 +67,7 @@ class SimProcessGroup(_torch.ProcessGroup):  # type: ignore[misc]
         """Every tensor becomes the reduction of all ranks' (in place)."""
         tensors = _listed(tensors)
         if self._on_host(tensors):
-            return self._host.allreduce(tensors, opts or _torch.allreduce_options(dist.ReduceOp.SUM))
+            return self._host.allreduce(tensors, opts or c10d_types.allreduce_options(dist.ReduceOp.SUM))
         return self._launch(calls.all_reduce(tensors, self._reduction(opts, tensors[0])), opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
@@ -86,10 +87,12 @@ class SimProcessGroup(_torch.ProcessGroup):  # type: ignore[misc]
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Any:
         """Each output receives this rank's part of the reduction of a list of one tensor for every rank."""
         if self._on_host(outputs):
-            return self._host.reduce_scatter(outputs, inputs, opts or _torch.reduce_scatter_options(dist.ReduceOp.SUM))
+            return self._host.reduce_scatter(
+                outputs, inputs, opts or c10d_types.reduce_scatter_options(dist.ReduceOp.SUM)
+            )
         works = []
         for output, parts in zip(_listed(outputs), inputs, strict=True):
-            _check_same(output, [parts[self.rank()]], parts)
+            group_checks.check_same(output, [parts[self.rank()]], parts)
             call = calls.reduce_scatter_list(output, parts, self._reduction(opts, output), self.rank())
             works.append(self._launch(call, opts))
         return works[0] if len(works) == 1 else ManyWorks(works)
@@ -101,10 +104,10 @@ class SimProcessGroup(_torch.ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         """``reduce_scatter_single`` of several tensors."""
         if self._on_host(outputs):
-            opts = opts or _torch.reduce_scatter_options(dist.ReduceOp.SUM)
+            opts = opts or c10d_types.reduce_scatter_options(dist.ReduceOp.SUM)
             return self._host.reduce_scatter_tensor_coalesced(outputs, inputs, opts)
         for output, input in zip(outputs, inputs, strict=True):
-            self._check_parts("reduce_scatter", whole=input, part=output)
+            group_checks.check_parts("reduce_scatter", whole=input, part=output, size=self.size())
         return self._launch(calls.reduce_scatter(outputs, inputs, self._reduction(opts, outputs[0])), opts)
 
     # Movements
@@ -120,11 +123,10 @@ class SimProcessGroup(_torch.ProcessGroup):  # type: ignore[misc]
         """Each list receives one tensor of every rank."""
         inputs = _listed(inputs)
         if self._on_host(inputs):
-            return self._host.allgather(outputs, inputs, opts or _torch.allgather_options())
+            return self._host.allgather(outputs, inputs, opts or c10d_types.allgather_options())
         for parts, input in zip(outputs, inputs, strict=True):
-            if len(parts) != self.size():
-                raise ValueError(f"all_gather: {len(parts)} output tensors for {self.size()} ranks")
-            _check_same(input, parts)
+            group_checks.check_list("all_gather", parts, self.size())
+            group_checks.check_same(input, parts)
         return self._launch(calls.all_gather_lists(outputs, inputs), opts)
 
     def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Any:
@@ -138,9 +140,9 @@ class SimProcessGroup(_torch.ProcessGroup):  # type: ignore[misc]
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         """``all_gather_single`` of several tensors."""
         if self._on_host(inputs):
-            return self._host.allgather_into_tensor_coalesced(outputs, inputs, opts or _torch.allgather_options())
+            return self._host.allgather_into_tensor_coalesced(outputs, inputs, opts or c10d_types.allgather_options())
         for output, input in zip(outputs, inputs, strict=True):
-            self._check_parts("all_gather", whole=output, part=input)
+            group_checks.check_parts("all_gather", whole=output, part=input, size=self.size())
         return self._launch(calls.all_gather(outputs, inputs), opts)
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> Any:
@@ -148,7 +150,7 @@ class SimProcessGroup(_torch.ProcessGroup):  # type: ignore[misc]
         if self._on_host(inputs):
             return self._host.gather(outputs, inputs, opts)
         parts = outputs[0] if opts.rootRank == self.rank() else []
-        _check_same(inputs[0], parts)
+        group_checks.check_same(inputs[0], parts)
         return self._launch(calls.gather(parts, inputs[0], opts.rootRank), opts)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Any:
@@ -156,7 +158,7 @@ class SimProcessGroup(_torch.ProcessGroup):  # type: ignore[misc]
         if self._on_host(outputs):
             return self._host.scatter(outputs, inputs, opts)
         parts = inputs[0] if opts.rootRank == self.rank() else []
-        _check_same(outputs[0], parts)
+        group_checks.check_same(outputs[0], parts)
         return self._launch(calls.scatter(outputs[0], parts, opts.rootRank), opts)
 
     def all_to_all_single(
@@ -164,18 +166,19 @@ class SimProcessGroup(_torch.ProcessGroup):  # type: ignore[misc]
     ) -> Any:
         """Rows of the input go to each rank by ``sends`` (equal parts when empty); ``receives`` rows come from each."""
         if self._on_host([input]):
-            return self._host.alltoall_base(output, input, receives, sends, opts or _torch.all_to_all_options())
-        sizes = [self._elements(tensor, rows) for tensor, rows in ((output, receives), (input, sends))]
+            return self._host.alltoall_base(output, input, receives, sends, opts or c10d_types.all_to_all_options())
+        sizes = [
+            group_checks.elements(tensor, rows, self.size()) for tensor, rows in ((output, receives), (input, sends))
+        ]
         return self._launch(calls.all_to_all(output, input, *sizes), opts)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         """Tensor r of the inputs goes to rank r; tensor r of the outputs comes from it."""
         if self._on_host(inputs):
-            return self._host.alltoall(outputs, inputs, opts or _torch.all_to_all_options())
+            return self._host.alltoall(outputs, inputs, opts or c10d_types.all_to_all_options())
         for tensors in (outputs, inputs):
-            if len(tensors) != self.size():
-                raise ValueError(f"all_to_all: {len(tensors)} tensors for {self.size()} ranks")
-            _check_same(inputs[0], [], tensors)
+            group_checks.check_list("all_to_all", tensors, self.size())
+            group_checks.check_same(inputs[0], [], tensors)
         return self._launch(calls.all_to_all_lists(outputs, inputs), opts)
 
     # Pairs of ranks, and nobody's data
@@ -290,23 +293,6 @@ class SimProcessGroup(_torch.ProcessGroup):  # type: ignore[misc]
         operation = dist.ReduceOp.SUM if opts is None else opts.reduceOp
         return reduction_of(operation, tensor.dtype, self.size())
 
-    def _check_parts(self, what: str, *, whole: torch.Tensor, part: torch.Tensor) -> None:
-        if whole.dtype != part.dtype:
-            raise ValueError(f"{what}: tensors of {whole.dtype} and {part.dtype}")
-        if whole.numel() != self.size() * part.numel():
-            raise ValueError(f"{what}: {whole.numel()} elements are not {self.size()} times {part.numel()}")
-
-    def _elements(self, tensor: torch.Tensor, rows: Sequence[int]) -> list[int]:
-        if not rows:
-            if tensor.numel() % self.size():
-                raise ValueError(f"all_to_all: {tensor.numel()} elements cannot be divided by {self.size()} ranks")
-            return [tensor.numel() // self.size()] * self.size()
-        length = tensor.size(0) if tensor.dim() else 1
-        if len(rows) != self.size() or sum(rows) != length:
-            raise ValueError(f"all_to_all: pieces of {list(rows)} rows of {length} for {self.size()} ranks")
-        per_row = tensor.numel() // length if length else 0
-        return [count * per_row for count in rows]
-
 
 def _close(queue: CommunicationQueue, lines: dict[Any, CommunicationQueue]) -> None:
     for each in (queue, *lines.values()):
@@ -315,12 +301,3 @@ def _close(queue: CommunicationQueue, lines: dict[Any, CommunicationQueue]) -> N
 
 def _listed(tensors: Any) -> Any:
     return [tensors] if isinstance(tensors, torch.Tensor) else tensors
-
-
-def _check_same(like: torch.Tensor, *lists: Tensors) -> None:
-    """The first list must match in dtype and size, further ones in dtype alone."""
-    for index, tensors in enumerate(lists):
-        for tensor in tensors:
-            if tensor.dtype != like.dtype or (index == 0 and tensor.numel() != like.numel()):
-                one, two = ((each.numel(), each.dtype) for each in (like, tensor))
-                raise ValueError(f"a collective of {one[0]} elements of {one[1]} was given {two[0]} of {two[1]}")

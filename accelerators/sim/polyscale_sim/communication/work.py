@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from polyscale_sim.communication._torch import Work
 from polyscale_sim.communication.memory import Direct, Late
 from polyscale_sim.communication.queue import Job
+from polyscale_standard.communication.c10d_types import Work
 
 
 class SimWork(Work):  # type: ignore[misc]

@@ -1,7 +1,8 @@
-"""Names of torch's c10d that are private or only in its extension module. Nothing else here uses such a name."""
+"""What process groups written in Python need of torch's c10d that is private, or only in its extension module."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from torch._C import _distributed_c10d as _c10d
@@ -11,6 +12,11 @@ ProcessGroup: Any = _c10d.ProcessGroup
 ProcessGroupGloo: Any = _c10d.ProcessGroupGloo
 PrefixStore: Any = _c10d.PrefixStore
 Work: Any = _c10d.Work
+
+
+def gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """A gloo group; collective."""
+    return ProcessGroupGloo(store, rank, size, timeout=timeout)
 
 
 def _made(options: Any, **values: Any) -> Any:
