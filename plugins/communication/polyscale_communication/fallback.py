@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from polyscale_communication.numbers import OPERATIONS, Reduction
 from polyscale_communication.work import EndedWork
-from polyscale_standard.communication import c10d_types
+from polyscale_standard.communication import _torch
 
 Tensors = Sequence[torch.Tensor]
 _OWN = (
@@ -36,9 +36,9 @@ class Gloo:
         """See :class:`polyscale_communication.engine.Engine`."""
         change = _Change(reduction, tensor.dtype, self._size)
         if change.needless:
-            return self._group.allreduce([tensor], c10d_types.allreduce_options(change.operation))
+            return self._group.allreduce([tensor], _torch.allreduce_options(change.operation))
         wide = change.before(tensor)
-        self._group.allreduce([wide], c10d_types.allreduce_options(change.operation)).wait()
+        self._group.allreduce([wide], _torch.allreduce_options(change.operation)).wait()
         tensor.copy_(change.after(wide))
         return EndedWork([tensor])
 
@@ -46,7 +46,7 @@ class Gloo:
         """See :class:`polyscale_communication.engine.Engine`."""
         change = _Change(reduction, tensor.dtype, self._size)
         wide = change.before(tensor)  # a copy: gloo uses that of the others as a scratch pad
-        self._group.reduce([wide], c10d_types.reduce_options(change.operation, root)).wait()
+        self._group.reduce([wide], _torch.reduce_options(change.operation, root)).wait()
         if root == self._rank:
             tensor.copy_(change.after(wide))
         return EndedWork([tensor])
@@ -54,7 +54,7 @@ class Gloo:
     def reduce_scatter(self, output: torch.Tensor, input: torch.Tensor, reduction: Reduction, opts: Any) -> Any:
         """See :class:`polyscale_communication.engine.Engine`."""
         change = _Change(reduction, input.dtype, self._size)
-        options = c10d_types.reduce_scatter_options(change.operation)
+        options = _torch.reduce_scatter_options(change.operation)
         if change.needless:
             return self._group._reduce_scatter_base(output.view(-1), input.view(-1), options)
         wide = change.before(input.view(-1))
@@ -73,7 +73,7 @@ class Gloo:
 
     def broadcast(self, tensor: torch.Tensor, root: int, opts: Any) -> Any:
         """See :class:`polyscale_communication.engine.Engine`."""
-        return self._group.broadcast([_flat(tensor)], c10d_types.broadcast_options(root))
+        return self._group.broadcast([_flat(tensor)], _torch.broadcast_options(root))
 
     def all_gather(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         """See :class:`polyscale_communication.engine.Engine`."""
@@ -86,12 +86,12 @@ class Gloo:
     def gather(self, outputs: Tensors, input: torch.Tensor, root: int, opts: Any) -> Any:
         """See :class:`polyscale_communication.engine.Engine`."""
         lists = [[_flat(part) for part in outputs]] if root == self._rank else []
-        return self._group.gather(lists, [_flat(input)], c10d_types.gather_options(root))
+        return self._group.gather(lists, [_flat(input)], _torch.gather_options(root))
 
     def scatter(self, output: torch.Tensor, inputs: Tensors, root: int, opts: Any) -> Any:
         """See :class:`polyscale_communication.engine.Engine`."""
         lists = [[_flat(part) for part in inputs]] if root == self._rank else []
-        return self._group.scatter([_flat(output)], lists, c10d_types.scatter_options(root))
+        return self._group.scatter([_flat(output)], lists, _torch.scatter_options(root))
 
     def all_to_all(
         self, output: torch.Tensor, input: torch.Tensor, receives: Sequence[int], sends: Sequence[int], opts: Any

@@ -25,7 +25,7 @@ from polyscale_communication.fallback import Gloo
 from polyscale_communication.numbers import reduction_of
 from polyscale_communication.settings import MIB, current
 from polyscale_communication.setup import agree
-from polyscale_standard.communication import c10d_types, group_checks
+from polyscale_standard.communication import _torch, group_checks
 
 logger = logging.getLogger("polyscale")
 Tensors = list[torch.Tensor]
@@ -37,7 +37,7 @@ def register_backend() -> None:
         dist.Backend.register_backend(NAME, ShmProcessGroup, devices=["cpu"])
 
 
-class ShmProcessGroup(c10d_types.ProcessGroup):  # type: ignore[misc]
+class ShmProcessGroup(_torch.ProcessGroup):  # type: ignore[misc]
     """The methods are those of ``torch.distributed.ProcessGroup``, which calls them.
 
     Attributes:
@@ -51,7 +51,7 @@ class ShmProcessGroup(c10d_types.ProcessGroup):  # type: ignore[misc]
         self._rank, self._size = rank, size
         self._timeout, self._pid = timeout, os.getpid()
         self.timeout_s = timeout.total_seconds()
-        self._inner_store = c10d_types.PrefixStore("gloo", store)
+        self._inner_store = _torch.PrefixStore("gloo", store)
         self._inner: Any = None
         self._coalescing: list[Any] | None = None
         self._name = ""
@@ -103,7 +103,7 @@ class ShmProcessGroup(c10d_types.ProcessGroup):  # type: ignore[misc]
         """Every tensor becomes the reduction of all ranks' (in place)."""
         tensors = _listed(tensors)
         if tensors[0].layout != torch.strided:
-            return self._gloo().allreduce(tensors, opts or c10d_types.allreduce_options(dist.ReduceOp.SUM))
+            return self._gloo().allreduce(tensors, opts or _torch.allreduce_options(dist.ReduceOp.SUM))
         return self._each([(tensor,) for tensor in tensors], self._all_reduce, opts, tensors)
 
     def _all_reduce(self, tensor: torch.Tensor, opts: Any) -> Any:
@@ -262,7 +262,7 @@ class ShmProcessGroup(c10d_types.ProcessGroup):  # type: ignore[misc]
     def _gloo(self) -> Any:
         """The gloo group for what is odd; every rank makes it at the same call."""
         if self._inner is None:
-            self._inner = c10d_types.gloo(self._inner_store, self._rank, self._size, self._timeout)
+            self._inner = _torch.gloo(self._inner_store, self._rank, self._size, self._timeout)
         return self._inner
 
     def _each(self, calls: Sequence[tuple[Any, ...]], call: Callable[..., Any], opts: Any, results: Tensors) -> Any:

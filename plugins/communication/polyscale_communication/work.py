@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polyscale_standard.communication.c10d_types import Work
+from polyscale_standard.communication._torch import Work
 
 if TYPE_CHECKING:
     from polyscale_communication.settler import Settler

@@ -14,7 +14,7 @@ import torch
 
 from polyscale_sim.communication.reductions import REDUCIBLE, Reduction
 from polyscale_sim.communication.signature import Signature
-from polyscale_standard.communication import c10d_types
+from polyscale_standard.communication import _torch
 
 Tensors = list[torch.Tensor]
 
@@ -54,7 +54,7 @@ def all_reduce(tensors: Tensors, reduction: Reduction) -> Call:
     def run(gloo: Any, _inputs: Tensors, outputs: Tensors) -> None:
         for view in outputs:
             reduction.start(view, own=True)
-            gloo.allreduce([view], c10d_types.allreduce_options(reduction.gloo)).wait()
+            gloo.allreduce([view], _torch.allreduce_options(reduction.gloo)).wait()
             reduction.finish(view)
 
     signature = Signature("all_reduce", _numels(tensors), tensors[0].dtype, reduction.name)
@@ -66,7 +66,7 @@ def reduce(tensor: torch.Tensor, root: int, reduction: Reduction, *, is_root: bo
 
     def run(gloo: Any, inputs: Tensors, outputs: Tensors) -> None:
         view = reduction.start(outputs[0], own=True) if is_root else reduction.start(inputs[0].clone(), own=True)
-        gloo.reduce([view], c10d_types.reduce_options(reduction.gloo, root)).wait()
+        gloo.reduce([view], _torch.reduce_options(reduction.gloo, root)).wait()
         if is_root:
             reduction.finish(view)
 
@@ -78,7 +78,7 @@ def broadcast(tensor: torch.Tensor, root: int, *, is_root: bool) -> Call:
     """Every tensor becomes the root's."""
 
     def run(gloo: Any, inputs: Tensors, outputs: Tensors) -> None:
-        gloo.broadcast([flat((inputs or outputs)[0])], c10d_types.broadcast_options(root)).wait()
+        gloo.broadcast([flat((inputs or outputs)[0])], _torch.broadcast_options(root)).wait()
 
     signature = Signature("broadcast", _numels([tensor]), tensor.dtype, root=root)
     return Call(signature, [tensor] if is_root else [], [] if is_root else [tensor], run)
@@ -114,7 +114,7 @@ def reduce_scatter(outputs: Tensors, inputs: Tensors, reduction: Reduction) -> C
     def run(gloo: Any, inputs: Tensors, outputs: Tensors) -> None:
         for output, input in zip(outputs, inputs, strict=True):
             given = reduction.start(input.reshape(-1), own=False)
-            gloo._reduce_scatter_base(output.view(-1), given, c10d_types.reduce_scatter_options(reduction.gloo)).wait()
+            gloo._reduce_scatter_base(output.view(-1), given, _torch.reduce_scatter_options(reduction.gloo)).wait()
             reduction.finish(output)
 
     signature = Signature("reduce_scatter", _numels(outputs), outputs[0].dtype, reduction.name)
@@ -127,7 +127,7 @@ def reduce_scatter_list(output: torch.Tensor, inputs: Tensors, reduction: Reduct
 
     def run(gloo: Any, inputs: Tensors, outputs: Tensors) -> None:
         whole = reduction.start(torch.cat([input.reshape(-1) for input in inputs]), own=True)
-        gloo.allreduce([whole], c10d_types.allreduce_options(reduction.gloo)).wait()
+        gloo.allreduce([whole], _torch.allreduce_options(reduction.gloo)).wait()
         part = torch.split(whole, numels)[rank].clone()
         reduction.finish(part)
         outputs[0].view(-1).copy_(part)
@@ -141,7 +141,7 @@ def gather(outputs: Tensors, input: torch.Tensor, root: int) -> Call:
 
     def run(gloo: Any, inputs: Tensors, outputs: Tensors) -> None:
         lists = [[flat(view) for view in outputs]] if outputs else []
-        gloo.gather(lists, [flat(inputs[0])], c10d_types.gather_options(root)).wait()
+        gloo.gather(lists, [flat(inputs[0])], _torch.gather_options(root)).wait()
 
     return Call(Signature("gather", _numels([input]), input.dtype, root=root), [input], outputs, run)
 
@@ -151,7 +151,7 @@ def scatter(output: torch.Tensor, inputs: Tensors, root: int) -> Call:
 
     def run(gloo: Any, inputs: Tensors, outputs: Tensors) -> None:
         lists = [[flat(view) for view in inputs]] if inputs else []
-        gloo.scatter([flat(outputs[0])], lists, c10d_types.scatter_options(root)).wait()
+        gloo.scatter([flat(outputs[0])], lists, _torch.scatter_options(root)).wait()
 
     return Call(Signature("scatter", _numels([output]), output.dtype, root=root), inputs, [output], run)
 

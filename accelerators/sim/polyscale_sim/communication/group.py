@@ -24,7 +24,7 @@ from polyscale_sim.communication.queue import CommunicationQueue, Job
 from polyscale_sim.communication.reductions import reduction_of
 from polyscale_sim.communication.signature import compare
 from polyscale_sim.communication.work import ManyWorks, PairWork, SimWork
-from polyscale_standard.communication import c10d_types, group_checks
+from polyscale_standard.communication import _torch, group_checks
 
 Tensors = list[torch.Tensor]
 
@@ -38,14 +38,14 @@ def register_backend(device_type: str) -> None:
     dist.Backend.register_backend(NAME, create, devices=[device_type])
 
 
-class SimProcessGroup(c10d_types.ProcessGroup):  # type: ignore[misc]
+class SimProcessGroup(_torch.ProcessGroup):  # type: ignore[misc]
     """The methods are those of ``torch.distributed.ProcessGroup``, which calls them."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, *, device_type: str) -> None:
         super().__init__(rank, size)
         self._device_type = device_type
-        self._host = c10d_types.ProcessGroupGloo(c10d_types.PrefixStore("host", store), rank, size, timeout)
-        self._wire = c10d_types.ProcessGroupGloo(c10d_types.PrefixStore("device", store), rank, size, timeout)
+        self._host = _torch.ProcessGroupGloo(_torch.PrefixStore("host", store), rank, size, timeout)
+        self._wire = _torch.ProcessGroupGloo(_torch.PrefixStore("device", store), rank, size, timeout)
         self._register_backend(torch.device("cpu"), self.BackendType.GLOO, self._host)
         # Collectives that Python cannot override in C++ would come here, and gloo refuses tensors of the device.
         self._register_backend(torch.device(device_type), self.BackendType.CUSTOM, self._wire)
@@ -67,7 +67,7 @@ class SimProcessGroup(c10d_types.ProcessGroup):  # type: ignore[misc]
         """Every tensor becomes the reduction of all ranks' (in place)."""
         tensors = _listed(tensors)
         if self._on_host(tensors):
-            return self._host.allreduce(tensors, opts or c10d_types.allreduce_options(dist.ReduceOp.SUM))
+            return self._host.allreduce(tensors, opts or _torch.allreduce_options(dist.ReduceOp.SUM))
         return self._launch(calls.all_reduce(tensors, self._reduction(opts, tensors[0])), opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
@@ -87,9 +87,7 @@ class SimProcessGroup(c10d_types.ProcessGroup):  # type: ignore[misc]
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Any:
         """Each output receives this rank's part of the reduction of a list of one tensor for every rank."""
         if self._on_host(outputs):
-            return self._host.reduce_scatter(
-                outputs, inputs, opts or c10d_types.reduce_scatter_options(dist.ReduceOp.SUM)
-            )
+            return self._host.reduce_scatter(outputs, inputs, opts or _torch.reduce_scatter_options(dist.ReduceOp.SUM))
         works = []
         for output, parts in zip(_listed(outputs), inputs, strict=True):
             group_checks.check_same(output, [parts[self.rank()]], parts)
@@ -104,7 +102,7 @@ class SimProcessGroup(c10d_types.ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         """``reduce_scatter_single`` of several tensors."""
         if self._on_host(outputs):
-            opts = opts or c10d_types.reduce_scatter_options(dist.ReduceOp.SUM)
+            opts = opts or _torch.reduce_scatter_options(dist.ReduceOp.SUM)
             return self._host.reduce_scatter_tensor_coalesced(outputs, inputs, opts)
         for output, input in zip(outputs, inputs, strict=True):
             group_checks.check_parts("reduce_scatter", whole=input, part=output, size=self.size())
@@ -123,7 +121,7 @@ class SimProcessGroup(c10d_types.ProcessGroup):  # type: ignore[misc]
         """Each list receives one tensor of every rank."""
         inputs = _listed(inputs)
         if self._on_host(inputs):
-            return self._host.allgather(outputs, inputs, opts or c10d_types.allgather_options())
+            return self._host.allgather(outputs, inputs, opts or _torch.allgather_options())
         for parts, input in zip(outputs, inputs, strict=True):
             group_checks.check_list("all_gather", parts, self.size())
             group_checks.check_same(input, parts)
@@ -140,7 +138,7 @@ class SimProcessGroup(c10d_types.ProcessGroup):  # type: ignore[misc]
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         """``all_gather_single`` of several tensors."""
         if self._on_host(inputs):
-            return self._host.allgather_into_tensor_coalesced(outputs, inputs, opts or c10d_types.allgather_options())
+            return self._host.allgather_into_tensor_coalesced(outputs, inputs, opts or _torch.allgather_options())
         for output, input in zip(outputs, inputs, strict=True):
             group_checks.check_parts("all_gather", whole=output, part=input, size=self.size())
         return self._launch(calls.all_gather(outputs, inputs), opts)
@@ -166,7 +164,7 @@ class SimProcessGroup(c10d_types.ProcessGroup):  # type: ignore[misc]
     ) -> Any:
         """Rows of the input go to each rank by ``sends`` (equal parts when empty); ``receives`` rows come from each."""
         if self._on_host([input]):
-            return self._host.alltoall_base(output, input, receives, sends, opts or c10d_types.all_to_all_options())
+            return self._host.alltoall_base(output, input, receives, sends, opts or _torch.all_to_all_options())
         sizes = [
             group_checks.elements(tensor, rows, self.size()) for tensor, rows in ((output, receives), (input, sends))
         ]
@@ -175,7 +173,7 @@ class SimProcessGroup(c10d_types.ProcessGroup):  # type: ignore[misc]
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         """Tensor r of the inputs goes to rank r; tensor r of the outputs comes from it."""
         if self._on_host(inputs):
-            return self._host.alltoall(outputs, inputs, opts or c10d_types.all_to_all_options())
+            return self._host.alltoall(outputs, inputs, opts or _torch.all_to_all_options())
         for tensors in (outputs, inputs):
             group_checks.check_list("all_to_all", tensors, self.size())
             group_checks.check_same(inputs[0], [], tensors)

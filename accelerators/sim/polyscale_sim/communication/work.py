@@ -14,7 +14,7 @@ import torch
 
 from polyscale_sim.communication.memory import Direct, Late
 from polyscale_sim.communication.queue import Job
-from polyscale_standard.communication.c10d_types import Work
+from polyscale_standard.communication._torch import Work
 
 
 class SimWork(Work):  # type: ignore[misc]
