@@ -114,6 +114,20 @@ def test_ranks_that_choose_another_backend_are_told_at_once(by_config):
         assert "scale-report" in said
 
 
+def _two_groups_in_turn():
+    for communication in ("gloo", "shm", "gloo"):
+        backends = {"accelerator": "cpu", "communication": communication}
+        with polyscale.initialize(_model(), config={**CONFIG, "backends": backends}):
+            print(dist.get_backend(), flush=True)
+        dist.destroy_process_group()
+
+
+def test_a_later_group_may_have_another_backend():
+    for each in ranks_once(2, _two_groups_in_turn, timeout=90, env={"POLYSCALE_TIMEOUT": "60"}):
+        assert each.returncode == 0, each.stderr
+        assert each.stdout.split() == ["gloo", "shm", "gloo"]
+
+
 def _catches_and_goes_on():
     engine = polyscale.initialize(_model(), config={**CONFIG, "backends": {"accelerator": "cpu"}})
     for step in range(6):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
@@ -58,7 +59,8 @@ def ensure_process_group(communication: Communication, accelerator: Accelerator)
         _process.cache_clear()
         process = _process()
     if not dist.is_initialized():
-        _initialize(communication.backend(accelerator.device_type), f"{communication.name} of {accelerator.name}")
+        chosen = f"{communication.name} of {accelerator.name}"
+        _initialize(communication.backend(accelerator.device_type), chosen, process.generation)
         process.owned = dist.group.WORLD
     if process.control is None or process.group is not dist.group.WORLD:
         if process.control is not None and process.control.watch is not None:
@@ -98,8 +100,8 @@ def _end_process_group() -> None:
     process.owned = process.group = process.control = None
 
 
-def _initialize(backend: str, chosen: str) -> None:
-    """``chosen``: the plugins that the backend is of, for errors."""
+def _initialize(backend: str, chosen: str, generation: int) -> None:
+    """``chosen``: the plugins that the backend is of, for errors; ``generation``: groups that there were before."""
     import torch.distributed as dist
 
     launch = env.launch()
@@ -121,7 +123,7 @@ def _initialize(backend: str, chosen: str) -> None:
     if launch.local_world_size == launch.world_size or _is_loopback(env.master_address()):
         _keep_gloo_on_loopback()
     try:
-        store = _met(launch, timeout, f"{backend} ({chosen})")
+        store = _met(launch, timeout, f"{backend} ({chosen})", generation)
         dist.init_process_group(backend, store=store, rank=launch.rank, world_size=launch.world_size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise RankError(
@@ -131,7 +133,7 @@ def _initialize(backend: str, chosen: str) -> None:
         ) from error
 
 
-def _met(launch: env.Launch, timeout: timedelta, own: str) -> Store:
+def _met(launch: env.Launch, timeout: timedelta, own: str, generation: int) -> Store:
     """The store of the default group, once all ranks have said ``own``; with another backend each would wait in vain.
 
     Raises:
@@ -143,7 +145,7 @@ def _met(launch: env.Launch, timeout: timedelta, own: str) -> Store:
 
     store, _, _ = next(rendezvous("env://", timeout=timeout))
     store.set_timeout(timeout)
-    said = dist.PrefixStore("polyscale/backends", store)  # type: ignore[attr-defined]
+    said = dist.PrefixStore(f"polyscale/backends/{generation}", store)  # type: ignore[attr-defined]
     said.set(str(launch.rank), own)
     if launch.rank == 0:
         keys = [str(rank) for rank in range(launch.world_size)]
@@ -152,12 +154,16 @@ def _met(launch: env.Launch, timeout: timedelta, own: str) -> Store:
         other = next((rank for rank, text in enumerate(told) if text != own), None)
         said.set("verdict", "" if other is None else f"rank 0 uses {own}, rank {other} {told[other]}")
     if verdict := said.get("verdict").decode():
+        said.add("readers", 1)
+        end = time.monotonic() + _FINISH_S  # rank 0 may hold the store
+        while launch.rank == 0 and said.add("readers", 0) < launch.world_size and time.monotonic() < end:
+            time.sleep(0.01)
         raise RankError(
             f"Ranks use different collectives: {verdict}",
             why="Ranks of one training need the same, and what 'auto' finds may differ between hosts",
             fix="Give all ranks one configuration; 'scale-report' on each host says what is usable there, and why not",
         )
-    return dist.PrefixStore("default_pg", store)  # type: ignore[attr-defined]
+    return dist.PrefixStore(f"default_pg/{generation}", store)  # type: ignore[attr-defined]
 
 
 def _is_loopback(host: str) -> bool:

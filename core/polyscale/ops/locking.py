@@ -85,7 +85,7 @@ def unwritable(folder: Path, error: Exception) -> BuildError:
 
 def refusal(folder: Path) -> BuildError | None:
     """The error that making and filling ``folder`` would meet, as far as its permissions tell; writes nothing."""
-    there = next(place for place in (folder, *folder.parents) if place.exists())
+    there = next(place for place in (folder, *folder.parents) if os.access(place, os.F_OK))  # false where it is hidden
     if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
         return None
     return unwritable(folder, OSError(0, f"{there} is read-only here" if there.is_dir() else f"{there} is no folder"))
